@@ -1,0 +1,18 @@
+"""Neural variable optimizers, and the baselines they are compared with."""
+
+from neuvar.optim.groups import split_parameters
+from neuvar.optim.injected import PSGD, SGLD
+from neuvar.optim.named import NVRMSGD, AntiPGD, NVRMAdam, NVRMAdamW, SmoothOut
+from neuvar.optim.nvrm import NVRM
+
+__all__ = [
+    "NVRM",
+    "NVRMSGD",
+    "PSGD",
+    "SGLD",
+    "AntiPGD",
+    "NVRMAdam",
+    "NVRMAdamW",
+    "SmoothOut",
+    "split_parameters",
+]

@@ -1,0 +1,49 @@
+"""Split a model's parameters into those that carry noise and those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # batch and instance normalisation
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+def split_parameters(
+    model: nn.Module, *, biases: bool = False, norms: bool = False
+) -> list[dict[str, Any]]:
+    """Parameter groups of a model in which biases and normalisation layers carry no noise.
+
+    Args:
+        model: any module. A parameter used in several places is listed once.
+        biases: let parameters whose name contains "bias" carry noise, too.
+        norms: let the parameters of normalisation layers carry noise, too.
+
+    Returns:
+        A group of the weights that carry noise and, if there are others, a group of those with
+        ``b`` = 0. Options such as ``weight_decay`` can be added to each.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    >>> [(len(group["params"]), group.get("b")) for group in split_parameters(model)]
+    [(2, None), (4, 0.0)]
+    """
+    noisy, quiet = [], []
+    seen = set()
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p in seen:
+                continue
+            seen.add(p)
+            if isinstance(module, _NORMS):
+                chosen = norms and (biases or "bias" not in name)
+            else:
+                chosen = biases or "bias" not in name
+            (noisy if chosen else quiet).append(p)
+    groups: list[dict[str, Any]] = [{"params": noisy}, {"params": quiet, "b": 0.0}]
+    return [group for group in groups if group["params"]]

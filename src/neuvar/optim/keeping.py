@@ -1,0 +1,156 @@
+"""Two ways to get the clean weights back: keep them, or subtract the noise again.
+
+Both have the same methods. ``remove`` and ``apply`` enclose a look at the clean weights, ``lend``
+and ``take_back`` enclose an update of them by the inner optimizer, after which ``apply`` is told
+what was updated. ``clean`` copies the clean weights of a perturbed parameter, ``untouched`` says
+whether one that was written to has its value nevertheless. For checkpoints, ``saved`` gives the
+values that go by the names in ``keys``, ``recognise`` compares a parameter with them and says
+"noisy", "clean" or None, and ``load_clean`` and ``load_noisy`` make it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuvar.optim.layout import is_sharded, local
+from neuvar.optim.perturbation import Perturbation
+
+NONE = Perturbation()
+
+
+class Exact:
+    """Keep the clean weights to the bit, in a buffer for each perturbed parameter."""
+
+    keys = ("clean",)
+
+    def __init__(self) -> None:
+        self._buffers: dict[Tensor, Tensor] = {}
+        self._lent: dict[Tensor, Tensor] = {}
+
+    def remove(self, eps: Perturbation) -> None:
+        for p in eps.terms:
+            local(p).copy_(self._buffer(p))
+
+    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        for p in updated.terms.keys() - eps.terms.keys():  # it was frozen, or its b is 0 now
+            local(p).copy_(local(self._buffers.pop(p)))
+        for p in eps.terms.keys() - updated.terms.keys():
+            self._buffer(p).copy_(local(p))
+        eps.add(to=self._buffer)
+
+    def reapply(self, eps: Perturbation) -> None:
+        eps.add(to=self._buffer)
+
+    def lend(self, eps: Perturbation) -> None:
+        # The inner optimizer works on the buffer itself, which saves copying there and back.
+        # Outside a step a parameter's memory stays where it is.
+        for p in eps.terms:
+            if is_sharded(p):
+                local(p).copy_(self._buffer(p))
+            else:
+                self._lent[p] = p.data
+                p.data = self._buffers[p]
+
+    def take_back(self, eps: Perturbation) -> None:
+        for p in eps.terms:
+            if p in self._lent:
+                p.data = self._lent.pop(p)
+            elif is_sharded(p):
+                self._buffer(p).copy_(local(p))
+
+    def clean(self, p: Tensor, eps: Perturbation) -> Tensor:
+        return self._buffers[p].clone()
+
+    def untouched(self, p: Tensor, eps: Perturbation) -> bool:
+        self._buffers[p] = self._buffers[p].to(p.device)  # a model may be moved while perturbed
+        return torch.equal(local(p), eps.result(p, self._buffer(p)))
+
+    def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
+        # The buffer, never the parameter, which noise may enter before the state is written.
+        if p not in eps.terms:
+            self._buffer(p).copy_(local(p))
+        return (self._buffers[p],)
+
+    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
+        live, clean = local(p), local(saved[0]).to(local(p))
+        if clean.shape != live.shape:
+            return None
+        if torch.equal(live, eps.result(p, clean)):
+            return "noisy"
+        return "clean" if torch.equal(live, clean) else None
+
+    def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
+        local(p).copy_(local(saved[0]))
+
+    def load_noisy(
+        self, p: Tensor, saved: Sequence[Any], eps: Perturbation, *, noisy: bool
+    ) -> None:
+        self._buffer(p).copy_(local(saved[0]))
+        eps.only(p).add(to=self._buffer)
+
+    def _buffer(self, p: Tensor) -> Tensor:
+        if p not in self._buffers:
+            self._buffers[p] = torch.empty_like(p.detach())
+        return local(self._buffers[p])
+
+
+class Replay:
+    """Keep nothing and subtract the noise again, at the cost of a rounding error."""
+
+    keys = ("clean_bits", "noisy_bits")
+
+    def remove(self, eps: Perturbation) -> None:
+        eps.add(to=local, factor=-1)
+
+    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        eps.add(to=local)
+
+    def lend(self, eps: Perturbation) -> None:
+        self.remove(eps)
+
+    def take_back(self, eps: Perturbation) -> None:
+        """Nothing is to be done: the parameters themselves were updated."""
+
+    def clean(self, p: Tensor, eps: Perturbation) -> Tensor:
+        # The parameter goes the way that it would go in a run resumed from the copy.
+        self.remove(eps.only(p))
+        found = p.detach().clone()
+        self.apply(eps.only(p))
+        return found
+
+    def untouched(self, p: Tensor, eps: Perturbation) -> bool:
+        return False  # there is nothing to compare it with
+
+    def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
+        here = _bits(p, local(p))
+        if p not in eps.terms:
+            return here, 0
+        return _bits(p, eps.result(p, local(p), factor=-1)), here
+
+    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
+        clean, noisy = saved
+        return {noisy: "noisy", clean: "clean"}.get(_bits(p, local(p)))
+
+    def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
+        self.remove(eps.only(p))
+
+    def load_noisy(
+        self, p: Tensor, saved: Sequence[Any], eps: Perturbation, *, noisy: bool
+    ) -> None:
+        if not noisy:
+            self.apply(eps.only(p))
+
+
+def _bits(p: Tensor, weights: Tensor) -> int:
+    """Sum of the bit patterns of a parameter's weights, the same however they are sharded."""
+    whole = torch.int64 if weights.element_size() == 8 else torch.int32
+    total = weights.contiguous().view(whole).sum(dtype=torch.int64)
+    if is_sharded(p):
+        for dim, placement in enumerate(p.placements):  # type: ignore[attr-defined]
+            if placement.is_shard():
+                torch.distributed.all_reduce(total, group=p.device_mesh.get_group(dim))  # type: ignore[attr-defined]
+    return int(total)

@@ -1,0 +1,79 @@
+"""The noise that a model's weights carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from neuvar.noise import Draw, Slot, pieces, standard_noise
+from neuvar.optim.layout import local
+
+Part = tuple[Tensor, Tensor, Tensor]
+"""Perturbed weights to write, clean weights and standard draws to read, of equal shape."""
+
+
+def perturb_(parts: Sequence[Part], b: float) -> None:
+    """Set perturbed weights to clean weights plus b times the draws."""
+    live, clean, z = zip(*parts, strict=True)
+    if live[0].device.type == "cpu":
+        # One pass over the weights; the foreach operations would make two of it.
+        for one in parts:
+            torch.add(one[1], one[2], alpha=b, out=one[0])
+    else:
+        torch._foreach_copy_(live, clean)
+        torch._foreach_add_(live, z, alpha=b)
+
+
+class Term(NamedTuple):
+    """Noise of one parameter: where it lies, which draw, which scale."""
+
+    slot: Slot
+    draw: Draw
+    b: float
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """The noise of a whole model; parameters that carry none are absent."""
+
+    terms: dict[Tensor, Term] = field(default_factory=dict)
+
+    def add(self, *, to: Callable[[Tensor], Tensor], factor: int = 1) -> None:
+        """Set each parameter to the clean weights that ``to`` gives for it, plus the noise."""
+        waiting: dict[float, list[Part]] = {}
+        for p, (slot, draw, b) in self.terms.items():
+            live, scale = local(p), factor * draw.sign * b
+            at_once = live.device.type == "cpu" or draw.sampler == "fresh"
+            for part in _parts(live, to(p), slot, draw):
+                if at_once:
+                    perturb_([part], scale)
+                else:
+                    waiting.setdefault(scale, []).append(part)
+        for scale, parts in waiting.items():
+            perturb_(parts, scale)
+
+    def only(self, p: Tensor) -> Perturbation:
+        """The noise of one parameter."""
+        return Perturbation({p: self.terms[p]})
+
+    def result(self, p: Tensor, clean: Tensor, *, factor: int = 1) -> Tensor:
+        """What :meth:`add` would set one parameter to."""
+        slot, draw, b = self.terms[p]
+        out = torch.empty_like(clean)
+        for part in _parts(out, clean, slot, draw):
+            perturb_([part], factor * draw.sign * b)
+        return out
+
+
+def _parts(live: Tensor, clean: Tensor, slot: Slot, draw: Draw) -> Iterator[Part]:
+    """Split a parameter into the pieces that its noise comes in."""
+    if live.is_contiguous() and clean.is_contiguous():
+        x, c = live.view(-1), clean.view(-1)
+        for low, high, z in pieces(slot, draw, live.device):
+            yield x[low:high], c[low:high], z
+    else:
+        yield live, clean, standard_noise(slot, draw, live.device)

@@ -1,0 +1,278 @@
+"""A real ``torch.optim.Optimizer`` around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from neuvar import noise as noise_
+from neuvar.noise import Draw
+from neuvar.optim.layout import check_parameters, slots
+
+PREFIX = "nvrm_"
+"""Marks what is ours in a state dict, where the inner optimizer's state stands beside it."""
+
+
+class Wrapper(Optimizer):
+    """What all our optimizers share: the inner optimizer, its groups, and the counter of draws.
+
+    Parameter groups are the inner optimizer's own dictionaries, so schedulers and users see one
+    truth. To each we add ``b`` and ``noise``, which may be changed at any time, and ``drawn``, the
+    record of the noise last drawn (a plain tuple, see :class:`neuvar.noise.Draw`). State goes into
+    the inner optimizer's ``state`` never; in a state dict the two stand side by side.
+    """
+
+    def __init__(
+        self, inner: Optimizer, *, b: float, noise: str, seed: int, sampler: str, rank: int = 0
+    ) -> None:
+        _check_inner(inner)
+        noise_.scale("b", b)
+        noise_.family(noise)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed must be an int, got {seed!r}")
+        if sampler not in noise_.SAMPLERS:
+            known = ", ".join(noise_.SAMPLERS)
+            raise ValueError(f"sampler must be one of {known}, got {sampler!r}")
+        start = tuple(Draw(seed=seed, sampler=sampler, noise=noise, rank=rank))
+        options = {"b": b, "noise": noise, "drawn": start}
+        groups = [options | {"std": None} | group for group in inner.param_groups]
+        for group in groups:
+            _check_group(group)
+        self._check_parameters([p for group in groups for p in group["params"]])
+        # The base initialiser would build groups and state of its own; ours are the inner's.
+        # Unpickling sets up hooks and the profiled step without that.
+        self.__setstate__({"inner": inner, "_options": options, "_known_slots": {}})
+        for group in inner.param_groups:
+            self._adopt(group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": self.inner, "_options": self._options, "_known_slots": {}}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's parameter groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.inner.defaults = defaults
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state, for tools; each entry also names what is ours."""
+        return _StateView(self.inner.state, self._own_keys())
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer; its weights carry no noise until the next draw."""
+        group = self._options | {"std": None} | param_group
+        _check_group(group)
+        params = group["params"]
+        group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        added = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+        self._check_parameters([*self._parameters(), *added])
+        self.inner.add_param_group({**param_group, "params": group["params"]})
+        self._adopt(self.param_groups[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the inner optimizer and of the noise, in torch's usual form."""
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        found = self.inner.state_dict()
+        state = dict(found["state"])
+        for pid, p in enumerate(self._parameters()):
+            if own := self._own_state(p):
+                state[pid] = {**state.get(pid, {}), **own}
+        found = {**found, "state": state}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            found = post_hook(self, found) or found
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a saved state: the inner optimizer's, the counters and the noise.
+
+        Load the model's weights first: they are compared with the state.
+        """
+        found = state_dict.copy()
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            found = pre_hook(self, found) or found
+        self._load(found)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _load(self, found: dict[str, Any]) -> None:
+        groups = found["param_groups"]
+        if any("drawn" not in group for group in groups):
+            raise ValueError(
+                f"the state dict is not one of {type(self).__name__}: its groups have no 'drawn'; "
+                "to start from a plain optimizer's state, load it into optimizer.inner"
+            )
+        sizes = [len(group["params"]) for group in groups]
+        expected = [len(group["params"]) for group in self.param_groups]
+        if sizes != expected:
+            raise ValueError(
+                f"the state dict has groups of {sizes} parameters, the optimizer of {expected}: "
+                "it belongs to another model"
+            )
+        ids = [pid for group in groups for pid in group["params"]]
+        own = [_part(found["state"].get(pid, {}), ours=True) for pid in ids]
+        accept = self._check_own_state(own, [Draw(*g["drawn"]) for g in groups for _ in g["params"]])
+        theirs = {pid: _part(value, ours=False) for pid, value in found["state"].items()}
+        self.inner.load_state_dict({**found, "state": {k: v for k, v in theirs.items() if v}})
+        rank = Draw(*self._options["drawn"]).rank
+        for group in self.param_groups:
+            group["drawn"] = tuple(Draw(*group["drawn"])._replace(rank=rank))
+        self._options["drawn"] = tuple(self._draw()._replace(number=0, sign=1))
+        accept()
+
+    @contextmanager
+    def denoised(self) -> Iterator[None]:
+        """Give the clean weights for the time of a ``with`` block."""
+        yield
+
+    def eval(self) -> None:
+        """Give the clean weights until :meth:`train` is called. May be called twice."""
+
+    def train(self) -> None:
+        """Put the noise back that :meth:`eval` took away. May be called twice."""
+
+    # What a subclass fills in.
+
+    def _own_keys(self) -> list[str]:
+        """Names of the state that is ours for each parameter; they begin with ``PREFIX``."""
+        return []
+
+    def _own_state(self, p: Tensor) -> dict[str, Any]:
+        """Our state of one parameter, for a state dict."""
+        return {}
+
+    def _check_own_state(
+        self, own: list[dict[str, Any]], draws: list[Draw]
+    ) -> Callable[[], None]:
+        """Refuse what cannot be loaded, before anything changes; return what takes it over."""
+        return lambda: None
+
+    def _check_parameters(self, params: list[Tensor]) -> None:
+        check_parameters(params)
+
+    # Groups and draws.
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _adopt(self, group: dict[str, Any]) -> None:
+        """Give a group its options: its own where it has them, the optimizer's otherwise."""
+        if (std := group.pop("std", None)) is not None:
+            group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
+        for key, value in self._options.items():
+            group.setdefault(key, value)
+
+    def _draw(self) -> Draw:
+        """The record of the latest draw."""
+        return max(Draw(*group["drawn"]) for group in self.param_groups)
+
+    def _next_draws(self) -> list[Draw]:
+        """Check every group and return the records of the draw that comes next."""
+        latest = self._draw()
+        for group in self.param_groups:
+            self._adopt(group)
+            _check_group(group)
+        return [
+            latest._replace(number=latest.number + 1, sign=1, noise=group["noise"])
+            for group in self.param_groups
+        ]
+
+    def _slots(self) -> dict[Tensor, noise_.Slot]:
+        params = self._parameters()
+        if len(self._known_slots) != len(params):  # parameters are only ever added
+            self._known_slots = slots(params)
+        return self._known_slots
+
+    def _closure_loss(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def _is_real_step(self) -> bool:
+        """Whether this step can move a weight: some gradient exists and some rate is not 0.
+
+        Checkpointing tools call ``step`` with a rate of 0 merely to have state allocated.
+        """
+        return any(
+            _rate(group) != 0 and any(p.grad is not None for p in group["params"])
+            for group in self.param_groups
+        )
+
+
+class _StateView(MutableMapping[Tensor, dict[str, Any]]):
+    """The inner optimizer's state with our keys named in each entry.
+
+    Distributed checkpointing learns from it which keys a flattened state has. Truth and length are
+    the inner state's, because tools take an empty one for "not begun"; what is written goes there.
+    """
+
+    def __init__(self, inner: MutableMapping[Tensor, dict[str, Any]], keys: list[str]) -> None:
+        self._inner, self._keys = inner, keys
+
+    def __getitem__(self, p: Tensor) -> dict[str, Any]:
+        return {**self._inner.get(p, {}), **dict.fromkeys(self._keys)}
+
+    def __setitem__(self, p: Tensor, state: dict[str, Any]) -> None:
+        self._inner[p] = _part(state, ours=False)
+
+    def __delitem__(self, p: Tensor) -> None:
+        del self._inner[p]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+def _rate(group: dict[str, Any]) -> float:
+    rate = group.get("lr", 1.0)
+    if isinstance(rate, Tensor) and rate.device.type != "cpu":
+        return 1.0  # reading it would make the device wait
+    return float(rate)
+
+
+def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:
+    """Our part of a parameter's saved state, or the inner optimizer's."""
+    return {key: v for key, v in state.items() if str(key).startswith(PREFIX) == ours}
+
+
+def _check_inner(inner: object) -> None:
+    if not isinstance(inner, Optimizer):
+        raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
+    if isinstance(inner, Wrapper):
+        raise ValueError(f"inner is already a {type(inner).__name__}; noise is added once only")
+    if isinstance(inner, torch.optim.LBFGS):
+        raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")
+    if any(group.get("differentiable") for group in inner.param_groups):
+        raise ValueError("inner must not be differentiable: weights are perturbed in place")
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    noise_.family(group["noise"])
+    noise_.scale("b", group["b"])
+    if group.get("std") is not None:
+        noise_.scale("std", group["std"])
