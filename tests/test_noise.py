@@ -27,7 +27,7 @@ CDF = {
 
 def draws(numbers, size=1000, *, sampler="table", family="gaussian", seed=0, index=0, start=0):
     """Noise of one parameter, a row for each draw, standardised."""
-    slot = whole_slot((size,), index=index, start=start)
+    slot = whole_slot((size,), number=index, start=start)
     rows = [standard_noise(slot, Draw(n, 1, family, seed, sampler)) for n in numbers]
     return torch.stack(rows).double() / noise.FAMILIES[family].std
 
@@ -85,7 +85,7 @@ def test_no_correlation_across_steps_and_seeds(sampler):
 
 @samplers
 def test_is_a_pure_function(sampler):
-    slot, draw = whole_slot((70_000,), index=3, start=11), Draw(5, 1, "gaussian", 9, sampler)
+    slot, draw = whole_slot((70_000,), number=3, start=11), Draw(5, 1, "gaussian", 9, sampler)
     state = torch.get_rng_state()
     first = standard_noise(slot, draw)
     assert torch.equal(torch.get_rng_state(), state)
@@ -106,7 +106,7 @@ def test_does_not_depend_on_sharding(sampler, data):
     shape = (high[0] - low[0], high[1] - low[1])
     draw = Draw(3, 1, "gaussian", 1, sampler)
     start = data.draw(st.integers(0, 3 * noise.TABLE_SIZE))
-    whole = standard_noise(whole_slot((rows, columns), index=2, start=start), draw)
+    whole = standard_noise(whole_slot((rows, columns), number=2, start=start), draw)
     part = standard_noise(Slot(2, start, (rows, columns), low, shape), draw)
     assert torch.equal(part, whole[low[0] : high[0], low[1] : high[1]])
 
@@ -131,7 +131,7 @@ def read(sizes, number, seed=0):
     """Which entries parameters of these sizes read in one draw."""
     found, start = [], 0
     for index, size in enumerate(sizes):
-        slot = whole_slot((size,), index=index, start=start)
+        slot = whole_slot((size,), number=index, start=start)
         found.append(standard_noise(slot, Draw(number, seed=seed)))
         start += size
     return found

@@ -68,7 +68,7 @@ def epsilon(model: nn.Module, optimizer: NVRM) -> list[Tensor]:
     draw, start, found = Draw(*group["drawn"]), 0, []
     for index, p in enumerate(model.parameters()):
         if draw.number:
-            z = standard_noise(whole_slot(tuple(p.shape), index=index, start=start), draw)
+            z = standard_noise(whole_slot(tuple(p.shape), number=index, start=start), draw)
             found.append(draw.sign * group["b"] * z.to(p.dtype))
         else:
             found.append(torch.zeros_like(p))

@@ -42,13 +42,14 @@ class Guard:
         if type(self._model).__dict__.get("_neuvar_base") is self._base:
             self._model.__class__ = self._base
         self._model.__dict__.pop("_neuvar_guard", None)
-        self._optimizer._release(self)
+        self._optimizer._weights.release(self)
         self._optimizer = None
 
     def follow(self, training: bool) -> None:
         """Keep the weights clean as long as the model is not in training mode."""
         if self._optimizer is not None:
-            (self._optimizer._release if training else self._optimizer._hold)(self)
+            weights = self._optimizer._weights
+            (weights.release if training else weights.hold)(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model has other parameters, which this optimizer does not train.
@@ -85,12 +86,12 @@ def _before_load(
             "load_state_dict(assign=True) would give the model parameters that its optimizer does "
             "not know; load without assign, or before the optimizer is made"
         )
-    guard._optimizer._hold((guard, module))
+    guard._optimizer._weights.hold((guard, module))
 
 
 def _after_load(guard: Guard, module: nn.Module, incompatible: Any) -> None:
     if guard._optimizer is not None:
-        guard._optimizer._release((guard, module))
+        guard._optimizer._weights.release((guard, module))
 
 
 def _new(base: type[nn.Module]) -> nn.Module:
@@ -118,7 +119,7 @@ def _guarded_class(base: type[nn.Module]) -> type[nn.Module]:
 
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         found = self.__dict__.get("_neuvar_guard")
-        if found is not None and found._optimizer._noisy:
+        if found is not None and found._optimizer._weights.noisy:
             raise RuntimeError(
                 "the model's weights carry noise; save its state_dict(), or pickle it inside "
                 "`with optimizer.denoised():`"
@@ -199,9 +200,7 @@ def reestimate_batchnorm(
     >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
     5
     """
-    norms = [
-        m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
-    ]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return 0
     modes = {module: module.training for module in model.modules()}

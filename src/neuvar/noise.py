@@ -65,7 +65,7 @@ FAMILIES = {
 
 def family(noise: str) -> Family:
     """Look a family of noise up by its name."""
-    if not isinstance(noise, str) or noise not in FAMILIES:
+    if noise not in FAMILIES:
         raise ValueError(f"noise must be one of {', '.join(FAMILIES)}, got {noise!r}")
     return FAMILIES[noise]
 
@@ -105,9 +105,9 @@ def b_from_std(noise: str, std: float) -> float:
 
 
 class Draw(NamedTuple):
-    """Which noise: all that it depends on besides the parameter and the position in it.
+    r"""Which noise: all that it depends on besides the parameter and the position in it.
 
-    Number 0 is the paper's :math:`\\epsilon_0 = 0`: no noise.
+    Number 0 is the paper's :math:`\epsilon_0 = 0`: no noise.
     """
 
     number: int = 0
@@ -121,11 +121,11 @@ class Draw(NamedTuple):
 class Slot(NamedTuple):
     """Where a parameter, or the part of it that this process holds, lies.
 
-    ``index`` counts parameters and ``start`` their elements, in the optimizer's order; ``shape`` is
-    the whole parameter's, ``offset`` and ``local_shape`` say which block of it is meant.
+    ``number`` counts parameters and ``start`` their elements, in the optimizer's order; ``shape``
+    is the whole parameter's, ``offset`` and ``local_shape`` say which block of it is meant.
     """
 
-    index: int
+    number: int
     start: int
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -141,9 +141,9 @@ class Slot(NamedTuple):
         return low, low + math.prod(self.local_shape)
 
 
-def whole_slot(shape: tuple[int, ...], *, index: int = 0, start: int = 0) -> Slot:
+def whole_slot(shape: tuple[int, ...], *, number: int = 0, start: int = 0) -> Slot:
     """Slot of a parameter that is not sharded."""
-    return Slot(index, start, tuple(shape), (0,) * len(shape), tuple(shape))
+    return Slot(number, start, tuple(shape), (0,) * len(shape), tuple(shape))
 
 
 Piece = tuple[int, int, Tensor]
@@ -163,9 +163,7 @@ def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterator[Piece]:
             yield a - low, b - low, z
     elif math.prod(slot.local_shape):
         every = torch.cat([z for _, _, z in flat(slot, 0, math.prod(slot.shape), draw, device)])
-        where = tuple(
-            slice(o, o + n) for o, n in zip(slot.offset, slot.local_shape, strict=True)
-        )
+        where = tuple(slice(o, o + n) for o, n in zip(slot.offset, slot.local_shape, strict=True))
         block = every.view(slot.shape)[where].reshape(-1)
         yield 0, block.numel(), block
 
@@ -195,7 +193,7 @@ def _fresh(slot: Slot, low: int, high: int, draw: Draw, device: torch.device) ->
         first, last = block * BLOCK, min((block + 1) * BLOCK, size)
         # The CPU generator keeps the lower 32 bits: two blocks of a run may, with odds of one in
         # four thousand million for each pair, repeat each other. No pair does so twice.
-        generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.index, block))
+        generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.number, block))
         z = torch.empty(last - first, device=device)
         family(draw.noise).fill_(z, generator)
         a, b = max(low, first), min(high, last)

@@ -33,8 +33,9 @@ def split_parameters(
     >>> [(len(group["params"]), group.get("b")) for group in split_parameters(model)]
     [(2, None), (4, 0.0)]
     """
-    noisy, quiet = [], []
-    seen = set()
+    noisy: list[nn.Parameter] = []
+    quiet: list[nn.Parameter] = []
+    seen: set[nn.Parameter] = set()
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if p in seen:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from neuvar import noise as noise_
+from neuvar.noise import Draw
 from neuvar.optim.layout import local
 from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.wrapper import Wrapper
+from neuvar.optim.wrapper import Wrapper, not_compiled
 
 
 class PSGD(Wrapper):
@@ -43,24 +44,29 @@ class PSGD(Wrapper):
             torch.optim.SGD(params, lr, **inner), b=b, noise=noise, seed=seed, sampler=sampler
         )
 
-    @torch.compiler.disable(recursive=False)
+    @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of SGD, then add fresh noise to the weights that have a gradient.
 
         A step that can move nothing, for want of gradients or with a learning rate of 0, adds none.
         """
         loss = self._closure_loss(closure)
-        draws = self._next_draws() if self._is_real_step() else []
+        draws = self._next_draws() if self._is_real_step() else None
         self.inner.step()
+        if draws is not None:
+            self._add_noise(draws)
+        return loss
+
+    @not_compiled()
+    def _add_noise(self, draws: list[Draw]) -> None:
+        self._record(draws)
         terms: dict[torch.Tensor, Term] = {}
-        for group, draw in zip(self.param_groups, draws, strict=bool(draws)):
-            group["drawn"] = tuple(draw)
+        for group, draw in zip(self.param_groups, draws, strict=True):
             if scale := self._scale(group):
                 trained = [p for p in group["params"] if p.grad is not None]
                 terms |= {p: Term(self._slots()[p], draw, scale) for p in trained}
         with torch.no_grad():
             Perturbation(terms).add(to=local, factor=-1)
-        return loss
 
     def _scale(self, group: dict[str, Any]) -> float:
         return float(group["lr"]) * noise_.scale("b", group["b"])
@@ -69,7 +75,8 @@ class PSGD(Wrapper):
 class SGLD(PSGD):
     r"""Stochastic gradient Langevin dynamics (Welling and Teh, 2011).
 
-    .. math:: \theta_t = \theta_{t-1} - \eta\,g_t + \sqrt{2 \eta T}\,\xi_t, \qquad \xi_t \sim N(0, 1)
+    .. math:: \theta_t = \theta_{t-1} - \eta\,g_t + \sqrt{2 \eta T}\,\xi_t,
+              \qquad \xi_t \sim N(0, 1)
 
     It differs from :class:`PSGD` only in the size of the noise. For a loss that is a mean over m
     examples, ``temperature=1/m`` samples from the posterior; a group's ``b`` is :math:`\sqrt{2T}`.

@@ -1,31 +1,67 @@
-"""Two ways to get the clean weights back: keep them, or subtract the noise again.
-
-Both have the same methods. ``remove`` and ``apply`` enclose a look at the clean weights, ``lend``
-and ``take_back`` enclose an update of them by the inner optimizer, after which ``apply`` is told
-what was updated. ``clean`` copies the clean weights of a perturbed parameter, ``untouched`` says
-whether one that was written to has its value nevertheless. For checkpoints, ``saved`` gives the
-values that go by the names in ``keys``, ``recognise`` compares a parameter with them and says
-"noisy", "clean" or None, and ``load_clean`` and ``load_noisy`` make it so.
-"""
+"""Two ways to get the clean weights back: keep them, or subtract the noise again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from neuvar.optim.layout import is_sharded, local
+from neuvar.optim.layout import is_sharded, local, sharding
 from neuvar.optim.perturbation import Perturbation
 
 NONE = Perturbation()
 
 
+class Keeping(Protocol):
+    """What both ways can do."""
+
+    keys: tuple[str, ...]
+    """Names of what a checkpoint holds for each parameter."""
+
+    def remove(self, eps: Perturbation) -> None:
+        """Restore the clean weights."""
+
+    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        """Perturb clean weights; those of ``updated`` were taken back after an update."""
+
+    def reapply(self, eps: Perturbation) -> None:
+        """Perturb again after a copy, whether or not the weights are."""
+
+    def lend(self, eps: Perturbation) -> None:
+        """Show the clean weights to the inner optimizer, to be updated."""
+
+    def take_back(self, eps: Perturbation) -> None:
+        """End what ``lend`` began; ``apply`` follows."""
+
+    def clean(self, p: Tensor, eps: Perturbation) -> Tensor:
+        """Copy the clean weights of a perturbed parameter."""
+
+    def untouched(self, p: Tensor, eps: Perturbation) -> bool:
+        """Whether a perturbed parameter that was written to has its value nevertheless."""
+
+    def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
+        """The values for ``keys``; ``eps`` is what the weights carry now."""
+
+    def recognise(
+        self, p: Tensor, weights: Tensor, saved: Sequence[Any], eps: Perturbation
+    ) -> str | None:
+        """Say whether a parameter's weights are the saved "noisy" or "clean" ones, or neither."""
+
+    def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
+        """Make weights clean that were recognised as noisy."""
+
+    def load_noisy(
+        self, p: Tensor, saved: Sequence[Any], eps: Perturbation, *, noisy: bool
+    ) -> None:
+        """Perturb weights that were recognised, unless they are noisy already."""
+
+
 class Exact:
     """Keep the clean weights to the bit, in a buffer for each perturbed parameter."""
 
-    keys = ("clean",)
+    keys: tuple[str, ...] = ("clean",)
 
     def __init__(self) -> None:
         self._buffers: dict[Tensor, Tensor] = {}
@@ -75,13 +111,15 @@ class Exact:
             self._buffer(p).copy_(local(p))
         return (self._buffers[p],)
 
-    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
-        live, clean = local(p), local(saved[0]).to(local(p))
-        if clean.shape != live.shape:
+    def recognise(
+        self, p: Tensor, weights: Tensor, saved: Sequence[Any], eps: Perturbation
+    ) -> str | None:
+        clean = local(saved[0]).to(weights)
+        if clean.shape != weights.shape:
             return None
-        if torch.equal(live, eps.result(p, clean)):
+        if torch.equal(weights, eps.result(p, clean)):
             return "noisy"
-        return "clean" if torch.equal(live, clean) else None
+        return "clean" if torch.equal(weights, clean) else None
 
     def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
         local(p).copy_(local(saved[0]))
@@ -101,13 +139,20 @@ class Exact:
 class Replay:
     """Keep nothing and subtract the noise again, at the cost of a rounding error."""
 
-    keys = ("clean_bits", "noisy_bits")
+    keys: tuple[str, ...] = ("clean_bits", "noisy_bits")
+
+    def __init__(self) -> None:
+        self._loaded: dict[Tensor, int] = {}  # fingerprints of weights as a checkpoint left them
 
     def remove(self, eps: Perturbation) -> None:
+        self._loaded.clear()
         eps.add(to=local, factor=-1)
 
     def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
         eps.add(to=local)
+
+    def reapply(self, eps: Perturbation) -> None:
+        """Nothing is to be done: only clean weights can be copied."""
 
     def lend(self, eps: Perturbation) -> None:
         self.remove(eps)
@@ -123,7 +168,9 @@ class Replay:
         return found
 
     def untouched(self, p: Tensor, eps: Perturbation) -> bool:
-        return False  # there is nothing to compare it with
+        # There is nothing to compare it with, but right after a checkpoint was loaded: torch's
+        # set_state_dict gives the optimizer its state, then the model the weights it has already.
+        return self._loaded.get(p) == int(_sum_of_bits(local(p)))
 
     def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
         here = _bits(p, local(p))
@@ -131,9 +178,11 @@ class Replay:
             return here, 0
         return _bits(p, eps.result(p, local(p), factor=-1)), here
 
-    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
+    def recognise(
+        self, p: Tensor, weights: Tensor, saved: Sequence[Any], eps: Perturbation
+    ) -> str | None:
         clean, noisy = saved
-        return {noisy: "noisy", clean: "clean"}.get(_bits(p, local(p)))
+        return {noisy: "noisy", clean: "clean"}.get(_bits(p, weights))
 
     def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
         self.remove(eps.only(p))
@@ -143,14 +192,20 @@ class Replay:
     ) -> None:
         if not noisy:
             self.apply(eps.only(p))
+        self._loaded[p] = int(_sum_of_bits(local(p)))
+
+
+def _sum_of_bits(weights: Tensor) -> Tensor:
+    whole = torch.int64 if weights.element_size() == 8 else torch.int32
+    return weights.contiguous().view(whole).sum(dtype=torch.int64)
 
 
 def _bits(p: Tensor, weights: Tensor) -> int:
     """Sum of the bit patterns of a parameter's weights, the same however they are sharded."""
-    whole = torch.int64 if weights.element_size() == 8 else torch.int32
-    total = weights.contiguous().view(whole).sum(dtype=torch.int64)
+    total = _sum_of_bits(weights)
     if is_sharded(p):
-        for dim, placement in enumerate(p.placements):  # type: ignore[attr-defined]
+        mesh, placements = sharding(p)
+        for dim, placement in enumerate(placements):
             if placement.is_shard():
-                torch.distributed.all_reduce(total, group=p.device_mesh.get_group(dim))  # type: ignore[attr-defined]
+                torch.distributed.all_reduce(total, group=mesh.get_group(dim))
     return int(total)

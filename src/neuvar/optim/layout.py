@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,27 +14,49 @@ from neuvar.noise import Slot, whole_slot
 
 def is_sharded(p: Tensor) -> bool:
     """Whether a parameter is a DTensor, of which this process holds a part."""
-    # Asked of every parameter in every step: the import alone would cost seconds at start.
-    return type(p).__name__ == "DTensor" or hasattr(p, "_local_tensor")
+    # Importing the module would take longer than torch itself; unless it is, there are none.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(p, module.DTensor)
+
+
+def sharding(p: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """Device mesh and placements of a sharded parameter."""
+    found: Any = p
+    return found.device_mesh, found.placements
 
 
 def local(p: Tensor) -> Tensor:
     """The weights that this process holds, as a plain tensor that shares their memory."""
-    found: Tensor = p.detach()
-    return found.to_local() if is_sharded(found) else found  # type: ignore[attr-defined]
+    found: Any = p.detach()
+    weights: Tensor = found.to_local() if is_sharded(found) else found
+    return weights
+
+
+def reshard(params: Iterable[Tensor]) -> None:
+    """Let FSDP2 gather weights anew after their shards were written to.
+
+    After a forward pass that no backward pass followed, as in evaluation, its outermost module
+    keeps the gathered weights and would go on computing with them.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not any(map(is_sharded, params)):
+        return
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for module in list(_module_state_mapping):
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 def slots(params: Sequence[Tensor]) -> dict[Tensor, Slot]:
     """Place parameters one after another; a shard lies where its elements lie in the whole."""
     found, start = {}, 0
-    for index, p in enumerate(params):
-        slot = whole_slot(tuple(p.shape), index=index, start=start)
+    for number, p in enumerate(params):
+        slot = whole_slot(tuple(p.shape), number=number, start=start)
         if is_sharded(p):
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-            shape, offset = compute_local_shape_and_global_offset(
-                p.shape, p.device_mesh, p.placements  # type: ignore[attr-defined]
-            )
+            shape, offset = compute_local_shape_and_global_offset(p.shape, *sharding(p))
             slot = slot._replace(offset=tuple(offset), local_shape=tuple(shape))
         found[p] = slot
         start += p.numel()
@@ -48,8 +72,10 @@ def check_parameters(params: Sequence[Tensor]) -> None:
             raise ValueError(f"{what} has dtype {p.dtype}; noise needs real floating point weights")
         if p.layout is not torch.strided:
             raise ValueError(f"{what} has layout {p.layout}; noise needs dense weights")
-        if is_sharded(p) and any(place.is_partial() for place in p.placements):  # type: ignore[attr-defined]
-            raise ValueError(f"{what} is a partial sum over processes; noise needs whole or sharded weights")
+        if is_sharded(p) and any(place.is_partial() for place in sharding(p)[1]):
+            raise ValueError(
+                f"{what} is a partial sum over processes; noise needs whole or sharded weights"
+            )
         if p.device.type == "meta" or not local(p).numel():
             continue
         address = local(p).data_ptr()

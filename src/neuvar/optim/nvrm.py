@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
-from neuvar.optim.keeping import NONE, Exact, Replay
-from neuvar.optim.layout import is_sharded, local
+from neuvar.optim.keeping import Exact, Replay
+from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.wrapper import PREFIX, Wrapper
+from neuvar.optim.weights import NoisyWeights
+from neuvar.optim.wrapper import PREFIX, Wrapper, not_compiled
 
-MODES = {"exact": Exact, "replay": Replay}
+MODES: dict[str, type[Exact] | type[Replay]] = {"exact": Exact, "replay": Replay}
 RANKS = ("shared", "per_rank")
 
 
@@ -84,6 +85,8 @@ class NVRM(Wrapper):
     ) -> None:
         if (b is None) == (std is None):
             raise ValueError(f"give either b or std, got b={b!r} and std={std!r}")
+        if std is not None:
+            b = noise_.b_from_std(noise, std)
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if ranks not in RANKS:
@@ -96,40 +99,19 @@ class NVRM(Wrapper):
         self._mode, self._ranks = mode, ranks
         super().__init__(
             inner,
-            b=noise_.b_from_std(noise, std) if b is None else b,
+            b=b,  # type: ignore[arg-type]  # one of the two is given
             noise=noise,
             seed=seed,
             sampler=sampler,
             rank=_own_rank() if ranks == "per_rank" else 0,
         )
-        self._keep = MODES[mode]()
-        self._eps = NONE
-        self._noisy = False  # whether the parameters hold ε now
-        self._holds: set[object] = set()  # why they must not
-        self._written: dict[Tensor, tuple[int, int]] = {}  # how we left perturbed parameters
+        self._weights = NoisyWeights(MODES[mode]())
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._noisy and self._mode == "replay":
-            raise RuntimeError(
-                "in replay mode an optimizer can be copied or pickled only inside "
-                "`with optimizer.denoised():`"
-            )
-        own = ("_mode", "_ranks", "_keep", "_eps", "_noisy")
-        # Whoever holds the weights clean now will not release the copy: it begins in eval mode.
-        holds = {"eval"} if self._holds else set()
-        found = {key: getattr(self, key) for key in own}
-        return super().__getstate__() | found | {"_holds": holds, "_written": {}}
+        own = {key: getattr(self, key) for key in ("_mode", "_ranks", "_weights")}
+        return super().__getstate__() | own
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if state.get("_noisy"):
-            # A model copied along may have been copied clean.
-            with torch.no_grad():
-                self._keep.reapply(self._eps)
-            self._remember()
-
-    # torch.compile shall compile the inner optimizer's step, not the book-keeping around it.
-    @torch.compiler.disable(recursive=False)
+    @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the clean weights with the gradient at the perturbed ones, then draw new noise.
 
@@ -137,27 +119,34 @@ class NVRM(Wrapper):
         the noise as it is. A closure is called once, at the perturbed weights.
         """
         loss = self._closure_loss(closure)
-        real = self._is_real_step()
-        if real and self._holds:
-            raise RuntimeError(
-                "step() was called while the weights are denoised, so the gradient may not be that "
-                "of perturbed weights; call optimizer.train(), leave denoised(), or put the "
-                "guarded model into training mode first"
-            )
-        draws = self._next_draws() if real else None
-        self._check_untouched()
-        lent = self._eps if self._noisy else NONE
-        with torch.no_grad():
-            self._keep.lend(lent)
-            try:
-                self.inner.step()
-                if draws is not None:
-                    self._draw_noise(draws)
-            finally:
-                self._keep.take_back(lent)
-                if not self._holds:
-                    self._apply(updated=lent)
+        lent, draws = self._begin_update()
+        try:
+            self.inner.step()
+        except BaseException:
+            self._end_update(lent, None)
+            raise
+        self._end_update(lent, draws)
         return loss
+
+    @not_compiled()
+    def _begin_update(self) -> tuple[Perturbation, list[Draw] | None]:
+        """Check everything, then show the clean weights to the inner optimizer."""
+        draws = None
+        if self._is_real_step():
+            if self._weights.holds:
+                raise RuntimeError(
+                    "step() was called while the weights are denoised, so the gradient may not be "
+                    "that of perturbed weights; call optimizer.train(), leave denoised(), or put "
+                    "the guarded model into training mode first"
+                )
+            draws = self._next_draws()
+        return self._weights.lend(), draws
+
+    @not_compiled()
+    def _end_update(self, lent: Perturbation, draws: list[Draw] | None) -> None:
+        """Perturb the updated weights, with fresh noise if there are records of a draw."""
+        eps = self._weights.eps if draws is None else self._perturbation(draws)
+        self._weights.take_back(lent, eps)
 
     def resample(self, *, antithetic: bool = False) -> None:
         """Replace the noise without a step, for example between the parts of a large batch.
@@ -172,12 +161,17 @@ class NVRM(Wrapper):
         ...     model(part).mean().backward()
         >>> optimizer.step()
         """
-        draws = None if antithetic else self._next_draws()
-        with torch.no_grad(), self.denoised():
-            if draws is None:
-                self._turn_noise()
+        if antithetic:
+            draws = [Draw(*group["drawn"]) for group in self.param_groups]
+            draws = [draw._replace(sign=-draw.sign) for draw in draws]
+        else:
+            draws = self._next_draws()
+        with self.denoised():
+            if antithetic:
+                self._record(draws)
+                self._weights.eps = self._weights.eps.turned()
             else:
-                self._draw_noise(draws)
+                self._weights.eps = self._perturbation(draws)
 
     @contextmanager
     def denoised(self) -> Iterator[None]:
@@ -186,100 +180,40 @@ class NVRM(Wrapper):
         What is done to the weights inside is kept. Blocks may be nested.
         """
         reason = object()
-        self._hold(reason)
+        self._weights.hold(reason)
         try:
             yield
         finally:
-            self._release(reason)
+            self._weights.release(reason)
 
     def eval(self) -> None:
         """Restore the clean weights until :meth:`train` is called. May be called twice."""
-        self._hold("eval")
+        self._weights.hold("eval")
 
     def train(self) -> None:
         """Put back the noise that :meth:`eval` took away. May be called twice."""
-        self._release("eval")
+        self._weights.release("eval")
 
     def accept_weights(self) -> None:
         """Take the weights as they stand for the clean ones, whatever they were before.
 
         The way on after weights were replaced from outside while they carried noise.
         """
-        self._noisy = False
-        if not self._holds:
-            self._apply()
+        self._weights.accept()
 
     def clean_copy(self, p: Tensor) -> Tensor:
         """Copy of the clean weights of a parameter, perturbed or not."""
-        if not (self._noisy and p in self._eps.terms):
-            return p.detach().clone()
-        self._check_untouched()
-        with torch.no_grad():
-            found = self._keep.clean(p, self._eps)
-        self._remember()
-        return found
+        return self._weights.clean_copy(p)
 
-    # The noise: what it is, and whether it is on the weights.
-
-    def _draw_noise(self, draws: list[Draw]) -> None:
+    def _perturbation(self, draws: list[Draw]) -> Perturbation:
+        """Record a draw for each group and return its noise, for all weights that are trained."""
+        self._record(draws)
         slots, terms = self._slots(), {}
         for group, draw in zip(self.param_groups, draws, strict=True):
-            group["drawn"] = tuple(draw)
-            b = noise_.scale("b", group["b"])
-            terms.update({p: Term(slots[p], draw, b) for p in group["params"] if p.requires_grad and b})
-        self._eps = Perturbation(terms)
-
-    def _turn_noise(self) -> None:
-        for group in self.param_groups:
-            draw = Draw(*group["drawn"])
-            group["drawn"] = tuple(draw._replace(sign=-draw.sign))
-        self._eps = Perturbation(
-            {
-                p: term._replace(draw=term.draw._replace(sign=-term.draw.sign))
-                for p, term in self._eps.terms.items()
-            }
-        )
-
-    def _apply(self, updated: Perturbation = NONE) -> None:
-        with torch.no_grad():
-            self._keep.apply(self._eps, updated=updated)
-        self._noisy = True
-        self._remember()
-
-    def _hold(self, reason: object) -> None:
-        """Keep the weights clean until every reason to do so is released."""
-        if self._noisy:
-            self._check_untouched()
-            with torch.no_grad():
-                self._keep.remove(self._eps)
-            self._noisy = False
-        self._holds.add(reason)
-
-    def _release(self, reason: object) -> None:
-        if reason in self._holds:
-            self._holds.remove(reason)
-            if not self._holds:
-                self._apply()
-
-    def _remember(self) -> None:
-        self._written = {p: _mark(p) for p in self._eps.terms}
-
-    def _check_untouched(self) -> None:
-        """Refuse to go on if somebody else wrote to perturbed weights."""
-        if not self._noisy:
-            return
-        for p in self._eps.terms:
-            if self._touched(p) and not self._keep.untouched(p, self._eps):
-                index = self._eps.terms[p].slot.index
-                raise RuntimeError(
-                    f"parameter {index} of shape {tuple(p.shape)} was changed while it carried "
-                    "noise; change weights inside `with optimizer.denoised():` or guard the model. "
-                    "If the weights are now as the clean ones shall be, call "
-                    "optimizer.accept_weights()"
-                )
-
-    def _touched(self, p: Tensor) -> bool:
-        return p in self._written and self._written[p] != _mark(p)
+            if b := noise_.scale("b", group["b"]):
+                trained = [p for p in group["params"] if p.requires_grad]
+                terms.update({p: Term(slots[p], draw, b) for p in trained})
+        return Perturbation(terms)
 
     # Checkpoints.
 
@@ -290,21 +224,20 @@ class NVRM(Wrapper):
         a model's state whether that was saved clean or perturbed; in replay mode it holds a
         fingerprint of both.
         """
-        self._check_untouched()
+        self._weights.check_untouched()
         return super().state_dict()
 
     def _own_keys(self) -> list[str]:
-        return [PREFIX + key for key in ("b", *self._keep.keys)]
+        return [PREFIX + key for key in ("b", *self._weights.keep.keys)]
 
     def _own_state(self, p: Tensor) -> dict[str, Any]:
-        term = self._eps.terms.get(p)
-        with torch.no_grad():
-            saved = self._keep.saved(p, self._eps if self._noisy else NONE)
-        return dict(zip(self._own_keys(), (term.b if term else 0.0, *saved), strict=True))
+        term = self._weights.eps.terms.get(p)
+        values = (term.b if term else 0.0, *self._weights.saved(p))
+        return dict(zip(self._own_keys(), values, strict=True))
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
         """Recognise the weights that the model holds as those that the state was saved with."""
-        slots = self._slots()
+        slots, rank = self._slots(), self._latest().rank
         terms: dict[Tensor, Term] = {}
         saved: dict[Tensor, list[Any]] = {}
         found: dict[Tensor, str | None] = {}
@@ -313,41 +246,12 @@ class NVRM(Wrapper):
             if b and draw.number:
                 terms[p] = Term(slots[p], draw, b)
                 saved[p] = _values(state, self._own_keys()[1:], self._mode)
-                found[p] = self._recognise(p, saved[p], Perturbation({p: terms[p]}))
-
-        def accept() -> None:
-            before = self._eps if self._noisy else NONE
-            with torch.no_grad():
-                for p in before.terms:  # still perturbed as by us: clean before it is taken over
-                    if found.get(p) != "noisy" and not self._touched(p):
-                        self._keep.remove(before.only(p))
-                for p, weights in found.items():
-                    if weights == "noisy" and (self._holds or self._ranks == "per_rank"):
-                        self._keep.load_clean(p, saved[p], Perturbation(terms))
-                        found[p] = "clean"
-                own_rank = Draw(*self._options["drawn"]).rank
-                self._eps = Perturbation(
-                    {p: t._replace(draw=t.draw._replace(rank=own_rank)) for p, t in terms.items()}
-                )
-                self._noisy = not self._holds
-                if self._noisy:
-                    for p, weights in found.items():
-                        self._keep.load_noisy(p, saved[p], self._eps, noisy=weights == "noisy")
-                self._remember()
-
-        return accept
-
-    def _recognise(self, p: Tensor, saved: list[Any], eps: Perturbation) -> str | None:
-        with torch.no_grad():
-            found = self._keep.recognise(p, saved, eps)
-        if found is None and not self._holds:
-            raise ValueError(
-                f"parameter {eps.terms[p].slot.index} of shape {tuple(p.shape)} holds neither the "
-                "clean nor the perturbed weights that this state was saved with; load the model's "
-                "weights of the same moment first. To go on from other weights, which are taken "
-                "for clean, load inside `with optimizer.denoised():`"
-            )
-        return found
+                found[p] = self._weights.recognise(p, saved[p], Perturbation({p: terms[p]}))
+        # Each process goes on with the noise of its own rank, whoever saved the state.
+        after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
+        return lambda: self._weights.load(
+            saved, found, before=Perturbation(terms), after=Perturbation(after)
+        )
 
     def _check_parameters(self, params: list[Tensor]) -> None:
         super()._check_parameters(params)
@@ -360,12 +264,6 @@ class NVRM(Wrapper):
                 )
             if self._ranks == "per_rank" and is_sharded(p):
                 raise ValueError(f"{what} is sharded: its noise cannot be each rank's own")
-
-
-def _mark(p: Tensor) -> tuple[int, int]:
-    """Changes whenever the weights are written to."""
-    weights = local(p)
-    return weights._version, weights.data_ptr()
 
 
 def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:

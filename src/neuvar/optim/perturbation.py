@@ -56,6 +56,15 @@ class Perturbation:
         for scale, parts in waiting.items():
             perturb_(parts, scale)
 
+    def turned(self) -> Perturbation:
+        """The same noise with its sign turned."""
+        return Perturbation(
+            {
+                p: term._replace(draw=term.draw._replace(sign=-term.draw.sign))
+                for p, term in self.terms.items()
+            }
+        )
+
     def only(self, p: Tensor) -> Perturbation:
         """The noise of one parameter."""
         return Perturbation({p: self.terms[p]})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,15 @@ from neuvar import noise as noise_
 from neuvar.noise import Draw
 from neuvar.optim.layout import check_parameters, slots
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 PREFIX = "nvrm_"
 """Marks what is ours in a state dict, where the inner optimizer's state stands beside it."""
+
+
+def not_compiled(*, recursive: bool = True) -> Callable[[F], F]:
+    """Keep torch.compile out of a function: it shall compile the inner optimizer's step alone."""
+    return torch.compiler.disable(recursive=recursive)  # type: ignore[no-any-return]
 
 
 class Wrapper(Optimizer):
@@ -26,6 +33,10 @@ class Wrapper(Optimizer):
     record of the noise last drawn (a plain tuple, see :class:`neuvar.noise.Draw`). State goes into
     the inner optimizer's ``state`` never; in a state dict the two stand side by side.
     """
+
+    inner: Optimizer
+    _options: dict[str, Any]
+    _known_slots: dict[Tensor, noise_.Slot]
 
     def __init__(
         self, inner: Optimizer, *, b: float, noise: str, seed: int, sampler: str, rank: int = 0
@@ -39,8 +50,10 @@ class Wrapper(Optimizer):
             known = ", ".join(noise_.SAMPLERS)
             raise ValueError(f"sampler must be one of {known}, got {sampler!r}")
         start = tuple(Draw(seed=seed, sampler=sampler, noise=noise, rank=rank))
-        options = {"b": b, "noise": noise, "drawn": start}
-        groups = [options | {"std": None} | group for group in inner.param_groups]
+        options: dict[str, Any] = {"b": b, "noise": noise, "drawn": start}
+        groups: list[dict[str, Any]] = [
+            options | {"std": None} | group for group in inner.param_groups
+        ]
         for group in groups:
             _check_group(group)
         self._check_parameters([p for group in groups for p in group["params"]])
@@ -56,6 +69,9 @@ class Wrapper(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's parameter groups."""
+        for group in self.inner.param_groups:
+            if "drawn" not in group:  # added to or loaded into the inner optimizer itself
+                self._adopt(group)
         return self.inner.param_groups
 
     @param_groups.setter
@@ -89,7 +105,7 @@ class Wrapper(Optimizer):
         added = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
         self._check_parameters([*self._parameters(), *added])
         self.inner.add_param_group({**param_group, "params": group["params"]})
-        self._adopt(self.param_groups[-1])
+        self._adopt(self.inner.param_groups[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form."""
@@ -133,13 +149,12 @@ class Wrapper(Optimizer):
             )
         ids = [pid for group in groups for pid in group["params"]]
         own = [_part(found["state"].get(pid, {}), ours=True) for pid in ids]
-        accept = self._check_own_state(own, [Draw(*g["drawn"]) for g in groups for _ in g["params"]])
+        draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
+        accept = self._check_own_state(own, draws)
         theirs = {pid: _part(value, ours=False) for pid, value in found["state"].items()}
         self.inner.load_state_dict({**found, "state": {k: v for k, v in theirs.items() if v}})
-        rank = Draw(*self._options["drawn"]).rank
-        for group in self.param_groups:
-            group["drawn"] = tuple(Draw(*group["drawn"])._replace(rank=rank))
-        self._options["drawn"] = tuple(self._draw()._replace(number=0, sign=1))
+        rank = self._latest().rank
+        self._record([Draw(*group["drawn"])._replace(rank=rank) for group in groups])
         accept()
 
     @contextmanager
@@ -163,9 +178,7 @@ class Wrapper(Optimizer):
         """Our state of one parameter, for a state dict."""
         return {}
 
-    def _check_own_state(
-        self, own: list[dict[str, Any]], draws: list[Draw]
-    ) -> Callable[[], None]:
+    def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
         """Refuse what cannot be loaded, before anything changes; return what takes it over."""
         return lambda: None
 
@@ -184,20 +197,24 @@ class Wrapper(Optimizer):
         for key, value in self._options.items():
             group.setdefault(key, value)
 
-    def _draw(self) -> Draw:
+    def _latest(self) -> Draw:
         """The record of the latest draw."""
-        return max(Draw(*group["drawn"]) for group in self.param_groups)
+        return Draw(*self._options["drawn"])
 
     def _next_draws(self) -> list[Draw]:
         """Check every group and return the records of the draw that comes next."""
-        latest = self._draw()
+        latest = self._latest()
         for group in self.param_groups:
-            self._adopt(group)
             _check_group(group)
         return [
             latest._replace(number=latest.number + 1, sign=1, noise=group["noise"])
             for group in self.param_groups
         ]
+
+    def _record(self, draws: list[Draw]) -> None:
+        for group, draw in zip(self.param_groups, draws, strict=True):
+            group["drawn"] = tuple(draw)
+        self._options["drawn"] = tuple(draws[0])
 
     def _slots(self) -> dict[Tensor, noise_.Slot]:
         params = self._parameters()
@@ -258,6 +275,15 @@ def _rate(group: dict[str, Any]) -> float:
 def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:
     """Our part of a parameter's saved state, or the inner optimizer's."""
     return {key: v for key, v in state.items() if str(key).startswith(PREFIX) == ours}
+
+
+def _checked_record(drawn: Sequence[Any]) -> Draw:
+    """The record of a draw from a state dict."""
+    types = tuple(map(type, drawn)) if isinstance(drawn, (tuple, list)) else ()
+    if types != (int, int, str, int, str, int) or drawn[4] not in noise_.SAMPLERS:
+        raise ValueError(f"the state dict's 'drawn' is no record of a draw: {drawn!r}")
+    noise_.family(drawn[2])
+    return Draw(*drawn)
 
 
 def _check_inner(inner: object) -> None:

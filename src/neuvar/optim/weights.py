@@ -1,0 +1,177 @@
+"""Parameters that carry noise: which, whether it is on, and who wants it off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuvar.optim.keeping import NONE, Keeping, Replay
+from neuvar.optim.layout import local, reshard
+from neuvar.optim.perturbation import Perturbation
+
+
+class NoisyWeights:
+    """Puts noise on parameters and takes it off, and notices if somebody else writes to them."""
+
+    def __init__(self, keep: Keeping) -> None:
+        self.keep = keep
+        self.eps = NONE
+        self.noisy = False
+        self.holds: set[object] = set()
+        self._written: dict[Tensor, tuple[int, int]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.noisy and isinstance(self.keep, Replay):
+            raise RuntimeError(
+                "in replay mode an optimizer can be copied or pickled only inside "
+                "`with optimizer.denoised():`"
+            )
+        # Whoever holds the weights clean now will not release the copy: it begins in eval mode.
+        holds = {"eval"} if self.holds else set()
+        return self.__dict__ | {"holds": holds, "_written": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.noisy:
+            # A model that was copied along may have been copied clean.
+            with torch.no_grad():
+                self.keep.reapply(self.eps)
+            self._remember()
+
+    @property
+    def carried(self) -> Perturbation:
+        """The noise that is on the parameters now."""
+        return self.eps if self.noisy else NONE
+
+    def hold(self, reason: object) -> None:
+        """Keep the weights clean until every reason to do so is released."""
+        self.check_untouched()
+        if self.noisy:
+            with torch.no_grad():
+                self.keep.remove(self.eps)
+            self.noisy = False
+            reshard(self.eps.terms)
+        self.holds.add(reason)
+
+    def release(self, reason: object) -> None:
+        """Let the noise back on, unless there is another reason against it."""
+        if reason in self.holds:
+            self.holds.remove(reason)
+            self.apply()
+
+    def apply(self, *, updated: Perturbation = NONE) -> None:
+        """Put the noise on clean weights, unless they are held."""
+        if self.holds:
+            return
+        with torch.no_grad():
+            self.keep.apply(self.eps, updated=updated)
+        self.noisy = True
+        self._remember()
+
+    def lend(self) -> Perturbation:
+        """Show the clean weights to the inner optimizer; returns what ``take_back`` needs."""
+        self.check_untouched()
+        lent = self.carried
+        with torch.no_grad():
+            self.keep.lend(lent)
+        return lent
+
+    def take_back(self, lent: Perturbation, eps: Perturbation) -> None:
+        """Perturb the updated weights."""
+        with torch.no_grad():
+            self.keep.take_back(lent)
+        self.eps = eps
+        self.apply(updated=lent)
+
+    def accept(self) -> None:
+        """Take the weights as they stand for the clean ones."""
+        self.noisy = False
+        self.apply()
+
+    def clean_copy(self, p: Tensor) -> Tensor:
+        """Copy of the clean weights of a parameter, perturbed or not."""
+        if p not in self.carried.terms:
+            return p.detach().clone()
+        self.check_untouched()
+        with torch.no_grad():
+            found = self.keep.clean(p, self.eps)
+        self._written[p] = _mark(p)
+        return found
+
+    def check_untouched(self) -> None:
+        """Refuse to go on if somebody else changed perturbed weights."""
+        for p, term in self.carried.terms.items():
+            if self._touched(p) and not self.keep.untouched(p, self.eps):
+                raise RuntimeError(
+                    f"parameter {term.slot.number} of shape {tuple(p.shape)} was changed while it "
+                    "carried noise; change weights inside `with optimizer.denoised():` or guard "
+                    "the model. If the weights are now as the clean ones shall be, call "
+                    "optimizer.accept_weights()"
+                )
+
+    def _touched(self, p: Tensor) -> bool:
+        return p in self._written and self._written[p] != _mark(p)
+
+    def _remember(self) -> None:
+        """Note how we leave the weights, to notice if somebody else writes to them."""
+        self._written = {p: _mark(p) for p in self.eps.terms}
+        reshard(self.eps.terms)
+
+    # Checkpoints.
+
+    def saved(self, p: Tensor) -> tuple[Any, ...]:
+        """What a checkpoint holds for a parameter, by the names in ``keep.keys``."""
+        with torch.no_grad():
+            return self.keep.saved(p, self.carried)
+
+    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
+        """Say if a parameter holds the "noisy" or "clean" weights of a checkpoint, or refuse.
+
+        Weights that are held clean may be others: they are taken as they are (None).
+        """
+        with torch.no_grad():
+            found = self.keep.recognise(p, local(p), saved, eps)
+            if found is None and p in self.carried.terms and not self._touched(p):
+                # A guarded model takes clean weights up and perturbs them by the present noise.
+                under = local(self.clean_copy(p))
+                found = "clean" if self.keep.recognise(p, under, saved, eps) == "clean" else None
+        if found is None and not self.holds:
+            raise ValueError(
+                f"parameter {eps.terms[p].slot.number} of shape {tuple(p.shape)} holds neither the "
+                "clean nor the perturbed weights that this state was saved with; load the model's "
+                "weights of the same moment first. To go on from other weights, which are taken "
+                "for clean, load inside `with optimizer.denoised():`"
+            )
+        return found
+
+    def load(
+        self,
+        saved: Mapping[Tensor, Sequence[Any]],
+        found: Mapping[Tensor, str | None],
+        *,
+        before: Perturbation,
+        after: Perturbation,
+    ) -> None:
+        """Go on from a checkpoint whose weights carried, if recognised as noisy, ``before``."""
+        noisy = {p for p, weights in found.items() if weights == "noisy"}
+        with torch.no_grad():
+            for p in self.carried.terms.keys() - noisy:
+                if not self._touched(p):  # it holds our noise still
+                    self.keep.remove(self.eps.only(p))
+            if self.holds or before != after:
+                for p in noisy:
+                    self.keep.load_clean(p, saved[p], before)
+                noisy = set()
+            self.eps, self.noisy = after, not self.holds
+            for p in self.carried.terms:
+                self.keep.load_noisy(p, saved[p], after, noisy=p in noisy)
+        self._remember()
+
+
+def _mark(p: Tensor) -> tuple[int, int]:
+    """Changes whenever the weights are written to."""
+    weights = local(p)
+    return weights._version, weights.data_ptr()
