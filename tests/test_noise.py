@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -109,6 +110,19 @@ def test_does_not_depend_on_sharding(sampler, data):
     whole = standard_noise(whole_slot((rows, columns), number=2, start=start), draw)
     part = standard_noise(Slot(2, start, (rows, columns), low, shape), draw)
     assert torch.equal(part, whole[low[0] : high[0], low[1] : high[1]])
+
+
+@samplers
+@given(cuts=st.lists(st.integers(0, 1500), max_size=4).map(sorted))
+@settings(max_examples=30, deadline=None)
+def test_rows_can_be_cut_anywhere(sampler, cuts):
+    """Within blocks of the fresh sampler and across them, and across the table's end."""
+    shape, draw = (1500, 103), Draw(3, 1, "gaussian", 1, sampler)
+    start = 2 * noise.TABLE_SIZE - 70_000
+    whole = standard_noise(whole_slot(shape, number=2, start=start), draw)
+    for low, high in pairwise([0, *cuts, 1500]):
+        part = Slot(2, start, shape, (low, 0), (high - low, 103))
+        assert torch.equal(standard_noise(part, draw), whole[low:high])
 
 
 @families

@@ -440,8 +440,10 @@ def test_resample_draws_without_moving_the_clean_weights(mode):
     optimizer.resample(antithetic=True)
     for p, t, e in zip(model.parameters(), theta, second, strict=True):
         torch.testing.assert_close(p.detach(), t - e)
+    assert Draw(*optimizer.param_groups[0]["drawn"]).sign == -1
     optimizer.eval()
     optimizer.resample()
+    assert Draw(*optimizer.param_groups[0]["drawn"]).sign == 1
     for p, t in zip(model.parameters(), theta, strict=True):
         torch.testing.assert_close(p.detach(), t, rtol=0, atol=1e-6)
     optimizer.train()

@@ -127,6 +127,34 @@ def test_model_and_optimizer_may_be_saved_one_clean_one_perturbed(mode):
         assert same(weights(other.model), weights(run.model))
 
 
+@modes
+@pytest.mark.parametrize("model_clean", [False, True])
+def test_loading_while_denoised_gives_the_clean_weights(mode, model_clean):
+    run = advanced(Run(mode), 20)
+    state, theta = run.optimizer.state_dict(), clean(run.model, run.optimizer)
+    other = Run(mode, seed=5)
+    with other.optimizer.denoised():
+        for p, value in zip(
+            other.model.parameters(), theta if model_clean else weights(run.model), strict=True
+        ):
+            p.data.copy_(value)
+        other.optimizer.load_state_dict(state)
+        assert same(weights(other.model), theta)
+    assert same(weights(other.model), weights(run.model))
+
+
+@pytest.mark.parametrize(
+    "drawn", [None, 3, (1, 1), (1, 1, "pink", 0, "table", 0), (1, 1, "uniform", 0, "dice", 0)]
+)
+def test_a_broken_record_gets_a_sentence(drawn):
+    run = advanced(Run("exact"), 20)
+    state, noisy = run.optimizer.state_dict(), weights(run.model)
+    state["param_groups"][0]["drawn"] = drawn
+    with pytest.raises(ValueError, match=r"no record of a draw|noise must be one of"):
+        run.optimizer.load_state_dict(state)
+    assert same(weights(run.model), noisy)
+
+
 def test_replay_refuses_noisy_weights_with_a_clean_state():
     run = advanced(Run("replay"), 20)
     noisy = {k: v.clone() for k, v in run.model.state_dict().items()}

@@ -238,6 +238,8 @@ class NVRM(Wrapper):
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
         """Recognise the weights that the model holds as those that the state was saved with."""
         slots, rank = self._slots(), self._latest().rank
+        # In a distributed checkpoint each parameter may have been written by another rank.
+        writers = range(torch.distributed.get_world_size()) if self._ranks == "per_rank" else ()
         terms: dict[Tensor, Term] = {}
         saved: dict[Tensor, list[Any]] = {}
         found: dict[Tensor, str | None] = {}
@@ -246,7 +248,11 @@ class NVRM(Wrapper):
             if b and draw.number:
                 terms[p] = Term(slots[p], draw, b)
                 saved[p] = _values(state, self._own_keys()[1:], self._mode)
-                found[p] = self._weights.recognise(p, saved[p], Perturbation({p: terms[p]}))
+                eps, *others = (
+                    Perturbation({p: Term(slots[p], draw._replace(rank=writer), b)})
+                    for writer in (draw.rank, *writers)
+                )
+                found[p] = self._weights.recognise(p, saved[p], eps, others)
         # Each process goes on with the noise of its own rank, whoever saved the state.
         after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
         return lambda: self._weights.load(

@@ -127,10 +127,17 @@ class NoisyWeights:
         with torch.no_grad():
             return self.keep.saved(p, self.carried)
 
-    def recognise(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> str | None:
+    def recognise(
+        self,
+        p: Tensor,
+        saved: Sequence[Any],
+        eps: Perturbation,
+        others: Sequence[Perturbation] = (),
+    ) -> str | None:
         """Say if a parameter holds the "noisy" or "clean" weights of a checkpoint, or refuse.
 
-        Weights that are held clean may be others: they are taken as they are (None).
+        Noisy weights may carry ``eps`` or, instead of it, one of the others. Weights that are held
+        clean may differ altogether: they are taken as they are (None).
         """
         with torch.no_grad():
             found = self.keep.recognise(p, local(p), saved, eps)
@@ -138,6 +145,8 @@ class NoisyWeights:
                 # A guarded model takes clean weights up and perturbs them by the present noise.
                 under = local(self.clean_copy(p))
                 found = "clean" if self.keep.recognise(p, under, saved, eps) == "clean" else None
+            for other in others:
+                found = found or self.keep.recognise(p, local(p), saved, other)
         if found is None and not self.holds:
             raise ValueError(
                 f"parameter {eps.terms[p].slot.number} of shape {tuple(p.shape)} holds neither the "
@@ -173,5 +182,5 @@ class NoisyWeights:
 
 def _mark(p: Tensor) -> tuple[int, int]:
     """Changes whenever the weights are written to."""
-    weights = local(p)
-    return weights._version, weights.data_ptr()
+    # A sharded parameter counts what is written to it; its shard does not.
+    return p._version, local(p).data_ptr()

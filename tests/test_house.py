@@ -1,0 +1,149 @@
+"""The order of the house: a module imports only from modules above it."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import neuvar
+
+PACKAGE = Path(neuvar.__file__).parent
+HOUSE = [
+    "noise",
+    "optim",
+    "guard",
+    "schedule",
+    "measures",
+    "bounds",
+    "data",
+    "labels",
+    "continual",
+    "models",
+    "train",
+    "cleaning",
+    "experiments",
+    "engine",
+    "report",
+    "cli",
+    "integrations",
+]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(file: Path) -> str:
+    """The part of the house that a file is in; `__init__` is the door."""
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(source: str, file: Path) -> set[str]:
+    """The parts of the house that a file imports; "" stands for the package as a whole."""
+    package = ["neuvar", *file.relative_to(PACKAGE).parent.parts]
+    modules = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            path = ".".join([*base, *([node.module] if node.module else [])])
+            modules += [f"{path}.{alias.name}" for alias in node.names]
+    names = [module.split(".") for module in modules]
+    return {
+        name[1] if len(name) > 1 and name[1] in HOUSE else ""
+        for name in names
+        if name[0] == "neuvar"
+    }
+
+
+def violations(source: str, file: Path) -> list[str]:
+    """What a file imports against the order."""
+    part = part_of(file)
+    if part == "__init__":
+        allowed = set(HOUSE) - {"integrations"}
+    else:
+        allowed = set(HOUSE[: HOUSE.index(part) + 1]) - {"integrations"} | {part}
+    return sorted(imported(source, file) - allowed)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_module_is_in_the_house(file):
+    assert part_of(file) in [*HOUSE, "__init__"], "a new module needs a place in HOUSE"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_module_imports_only_from_above(file):
+    assert violations(file.read_text(encoding="utf-8"), file) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "source", "expected"),
+    [
+        ("optim/nvrm.py", "from neuvar.noise import Draw", []),
+        ("optim/nvrm.py", "from neuvar import noise as noise_", []),
+        ("optim/nvrm.py", "from .keeping import Exact\nfrom ..noise import Draw", []),
+        ("optim/nvrm.py", "from .. import noise", []),
+        ("optim/nvrm.py", "from ..data import Split", ["data"]),
+        ("optim/nvrm.py", "from .. import guard", ["guard"]),
+        ("optim/nvrm.py", "def f():\n    import neuvar.guard", ["guard"]),
+        ("noise.py", "from .optim import NVRM", ["optim"]),
+        ("noise.py", "import neuvar", [""]),
+        ("noise.py", "from neuvar import NVRM", [""]),
+        ("cli.py", "from neuvar.integrations.lightning import Callback", ["integrations"]),
+        ("__init__.py", "from neuvar.integrations import lightning", ["integrations"]),
+        ("__init__.py", "from neuvar.optim import NVRM", []),
+        ("integrations/lightning.py", "from neuvar.optim import NVRM\nfrom . import base", []),
+        ("data.py", "import numpy\nfrom torch import nn\nimport neuvarious", []),
+    ],
+)
+def test_the_rule_itself(where, source, expected):
+    assert violations(source, PACKAGE / where) == expected
+
+
+def test_import_brings_nothing_beyond_torch_and_numpy(tmp_path):
+    """torch._dynamo is torch's own, though it brings whatever it finds installed."""
+    code = """
+import json, sys
+import numpy, torch, torch._dynamo
+before = set(sys.modules)
+import neuvar
+print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    new = set(json.loads(done.stdout)) - sys.stdlib_module_names
+    assert "neuvar" in new
+    assert new <= {"neuvar", "torch", "numpy"}
+
+
+def test_all_is_complete():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    bound = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    public = {name for name in bound | defined if not name.startswith("_")}
+    assert public == {name for name in neuvar.__all__ if not name.startswith("_")}
+
+
+def test_all_is_sorted():
+    """Constants and acronyms, then classes, then functions, as ruff sorts them."""
+    order = sorted(neuvar.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
+    assert neuvar.__all__ == order
+    assert len(set(order)) == len(order)
+
+
+@pytest.mark.parametrize("name", [n for n in neuvar.__all__ if not n.startswith("__")])
+def test_public_name_and_its_methods_are_documented(name):
+    thing = getattr(neuvar, name)
+    assert inspect.getdoc(thing)
+    if inspect.isclass(thing):
+        public = [value for key, value in inspect.getmembers(thing) if not key.startswith("_")]
+        methods = [m for m in public if getattr(m, "__module__", "").startswith("neuvar")]
+        assert [m.__qualname__ for m in methods if not inspect.getdoc(m)] == []
