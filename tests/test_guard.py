@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -188,12 +191,132 @@ def test_a_model_in_evaluation_mode_is_cleaned_at_once():
 def test_bad_input_gets_a_sentence():
     model, optimizer, _ = guarded()
     for arguments, sentence in (
-        ((model, optimizer), "guarded already"),
+        ((model, optimizer), "guarded already, for an optimizer that still trains it"),
         ((network(), optimizer), "trains none of the model's parameters"),
-        ((network(), torch.optim.SGD(network().parameters())), "must be an NVRM optimizer"),
+        ((network(), torch.optim.SGD(network().parameters())), "must be one of neuvar's, got SGD"),
     ):
         with pytest.raises(ValueError, match=sentence):
             neuvar.guard(*arguments)
+
+
+def test_modules_that_join_later_are_clean_in_the_whole_state():
+    model, optimizer, _ = guarded()
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    train(model, optimizer, range(2))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, optimizer.clean_copy(model.get_parameter(name))), name
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_two_optimizers_for_parts_of_a_model(whole_first):
+    model = network()
+    first = NVRMSGD(model[0].parameters(), lr=0.1, b=0.1)
+    second = NVRMSGD(model[2].parameters(), lr=0.1, b=0.1, seed=1)
+    pairs = [(model, first), (model[2], second)]
+    for pair in pairs if whole_first else reversed(pairs):
+        neuvar.guard(*pair)
+    for optimizer in (first, second) * 2:
+        train(model, optimizer, [0])
+    expected = [o.clean_copy(p) for o in (first, second) for p in o.param_groups[0]["params"]]
+    assert same(model.state_dict().values(), expected)
+    model.eval()
+    assert same(weights(model), expected)
+
+
+def test_names_do_not_matter_and_others_are_not_copied():
+    tied, frozen = nn.Linear(5, 5), nn.Linear(5, 5)
+    model = nn.ModuleDict({"a": tied, "b": tied, "c": frozen})
+    model["a"].register_state_dict_post_hook(
+        lambda module, state, prefix, _: state.update(renamed=state.pop(prefix + "weight"))
+    )
+    optimizer = NVRMSGD(tied.parameters(), lr=0.1, b=0.1)
+    neuvar.guard(model, optimizer)
+    optimizer.resample()
+    state = model.state_dict()
+    assert torch.equal(state["renamed"], optimizer.clean_copy(tied.weight))
+    assert state["a.bias"] is state["b.bias"]
+    assert state["c.weight"].data_ptr() == frozen.weight.data_ptr()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
+def test_wrapped_models_are_guarded_within(wrap):
+    model = network()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.1)
+    handle = neuvar.guard(wrap(model), optimizer)
+    train(model, optimizer, range(2))
+    theta = clean(model, optimizer)
+    assert same(model.state_dict().values(), theta)
+    model.eval()
+    assert same(weights(model), theta)
+    handle.remove()
+    assert type(model) is nn.Sequential
+
+
+def test_a_new_optimizer_takes_over():
+    """As for the next task: the former one leaves the weights clean, its guard is replaced."""
+    model, optimizer, _ = guarded()
+    with pytest.raises(ValueError, match="carries the noise of another optimizer; call eval"):
+        NVRMSGD(model.parameters(), lr=0.1, b=0.1)
+    optimizer.eval()
+    theta = weights(model)
+    second = NVRMSGD(model.parameters(), lr=0.1, b=0.1)
+    neuvar.guard(model, second)
+    assert same(weights(model), theta)
+    train(model, second, range(2))
+    assert not same(weights(model), clean(model, second))
+    assert same(model.state_dict().values(), clean(model, second))
+
+
+def test_a_load_that_fails_half_way_does_not_hold_for_ever():
+    model, optimizer, _ = guarded()
+
+    def fail(*_):
+        raise OSError
+
+    handle = model[2].register_load_state_dict_pre_hook(fail)
+    with pytest.raises(OSError):
+        model.load_state_dict(network(3).state_dict())
+    handle.remove()
+    model.train()
+    train(model, optimizer, range(2))
+
+
+def test_nothing_is_kept_alive():
+    model, optimizer, handle = guarded()
+    gone = weakref.ref(model)
+    gc.disable()
+    del model, optimizer, handle
+    assert gone() is None
+    gc.enable()
+
+
+def test_a_baseline_can_be_guarded_too():
+    model = network()
+    optimizer = neuvar.PSGD(model.parameters(), lr=0.1, b=0.1)
+    neuvar.guard(model, optimizer)
+    train(model, optimizer, range(2))
+    before = weights(model)
+    model.eval()
+    assert same(weights(model), before)
+    assert same(model.state_dict().values(), before)
+    model.train()
+    train(model, optimizer, range(2))
+
+
+def test_own_ways_to_be_copied_are_respected():
+    class Locked(nn.Linear):
+        def __getstate__(self):
+            return {k: v for k, v in self.__dict__.items() if k != "lock"}
+
+    model = Locked(5, 3)
+    model.lock = threading.Lock()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.1)
+    neuvar.guard(model, optimizer)
+    optimizer.resample()
+    twin = copy.deepcopy(model)
+    assert type(twin) is Locked
+    assert torch.equal(twin.weight, optimizer.clean_copy(model.weight))
 
 
 # Batch normalisation.
@@ -257,6 +380,8 @@ def test_statistics_survive_a_failure():
         assert model[1].momentum == 0.3
         assert model.training
     assert reestimate_batchnorm(nn.Linear(2, 2), [torch.ones(1, 2)]) == 0
+    with pytest.raises(ValueError, match="optimizer must be one of neuvar's, got SGD"):
+        reestimate_batchnorm(model, [], optimizer=torch.optim.SGD(model.parameters()))
 
 
 def test_momentum_goes_on_as_before():

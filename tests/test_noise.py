@@ -91,6 +91,13 @@ def test_is_a_pure_function(sampler):
     first = standard_noise(slot, draw)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(123)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(standard_noise(slot, draw), first)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert torch.equal(standard_noise(slot, draw), first)
     standard_noise(slot, draw._replace(number=6))
     assert torch.equal(standard_noise(slot, draw), first)
     for change in ({"number": 6}, {"seed": 10}, {"rank": 1}):

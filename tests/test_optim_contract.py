@@ -8,12 +8,14 @@ import math
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from neuvar import NVRM, NVRMSGD, AntiPGD, NVRMAdam, NVRMAdamW, SmoothOut, noise, split_parameters
 from neuvar.noise import Draw
+from neuvar.optim import perturbation
 from tests.toy import backward, clean, epsilon, network, same, train, weights
 
 modes = pytest.mark.parametrize("mode", ["exact", "replay"])
@@ -79,8 +81,11 @@ def test_state_is_kept_apart_from_the_inner_optimizers():
     optimizer.state[p] = dict(optimizer.state[p], step=torch.tensor(7.0))
     assert optimizer.inner.state[p]["step"] == 7
     assert optimizer.inner.state[p].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    optimizer.state[p]["exp_avg"] = torch.zeros(7, 5, dtype=torch.float64)  # as to move it
+    assert optimizer.inner.state[p]["exp_avg"].dtype == torch.float64
     del optimizer.state[p]
     assert p not in optimizer.inner.state
+    assert p not in optimizer.state
 
 
 @modes
@@ -148,6 +153,8 @@ def test_presets():
     train(first, AntiPGD(first.parameters(), lr=0.1, b=0.1), range(4))
     train(second, NVRMSGD(second.parameters(), lr=0.1, b=0.1), range(4))
     assert same(weights(first), weights(second))
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'noise'"):
+        SmoothOut(network().parameters(), lr=0.1, b=0.1, noise="gaussian")
 
 
 # Noise by group.
@@ -199,6 +206,77 @@ def test_split_parameters():
     assert len(groups[0]["params"]) == len(list(model.parameters()))
     assert split_parameters(nn.BatchNorm1d(3))[0]["b"] == 0.0
     NVRMSGD(split_parameters(model), lr=0.1, b=0.1)
+
+
+def test_numpy_scalars_and_tensors_are_taken_and_stay_out_of_checkpoints():
+    model = network()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=np.float64(0.1), seed=np.int64(3))
+    train(model, optimizer, [0])
+    optimizer.param_groups[0]["b"] = torch.tensor(0.2)
+    train(model, optimizer, [1])
+    assert type(optimizer.param_groups[0]["b"]) is float
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def test_parameters_without_noise_cost_no_memory():
+    model = network()
+    groups = [{"params": model[0].parameters(), "b": 0.0}, {"params": model[2].parameters()}]
+    optimizer = NVRMSGD(groups, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    state = optimizer.state_dict()["state"]
+    assert ["nvrm_clean" in state[k] for k in range(4)] == [False, False, True, True]
+    assert len(optimizer._weights.keep._buffers) == 2
+    optimizer.param_groups[1]["b"] = 0
+    optimizer.resample()
+    assert not optimizer._weights.keep._buffers
+
+
+def test_a_parameter_may_be_replaced_in_its_group():
+    model, optimizer = fresh()
+    optimizer.eval()
+    model[0].weight = nn.Parameter(torch.zeros(7, 5))
+    optimizer.param_groups[0]["params"][0] = model[0].weight
+    optimizer.train()
+    train(model, optimizer, range(2))
+    assert not same(weights(model), clean(model, optimizer))
+
+
+def test_types_may_change_while_denoised():
+    model, optimizer = fresh()
+    with optimizer.denoised():
+        model.double()
+        for state in optimizer.inner.state.values():
+            state.update(exp_avg=state["exp_avg"].double(), exp_avg_sq=state["exp_avg_sq"].double())
+    train(model, optimizer, range(2))
+    assert {optimizer.clean_copy(p).dtype for p in model.parameters()} == {torch.float64}
+    assert not same(weights(model), clean(model, optimizer))
+
+
+def test_an_optimizer_without_rate_steps():
+    p = nn.Parameter(torch.ones(3))
+    inner = torch.optim.SGD([p], lr=0.1)
+    optimizer = NVRM(inner, b=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    p.grad = torch.ones(3)
+    assert optimizer._is_real_step()
+
+
+def test_a_step_without_gradients_does_not_disturb_autograd():
+    model, optimizer = fresh()
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 5)).sum()
+    optimizer.step()
+    loss.backward()
+
+
+def test_not_a_number_can_be_saved_and_loaded():
+    model, optimizer = fresh()
+    with torch.no_grad(), optimizer.denoised():
+        model[0].weight[0, 0] = math.nan
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 # Parameters of every kind.
@@ -302,13 +380,12 @@ def test_frozen_parameters_are_left_alone(mode):
 
 def test_empty_and_scalar_parameters():
     parameters = [nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))]
-    optimizer = NVRMSGD(parameters, lr=0.1, b=0.1)
     for sampler in ("table", "fresh"):
         optimizer = NVRMSGD(parameters, lr=0.1, b=0.1, sampler=sampler)
         parameters[1].square().backward()
         optimizer.step()
-        with optimizer.denoised():
-            assert parameters[1].item() < 1
+        optimizer.eval()
+        assert parameters[1].item() < 1
 
 
 def test_a_model_moved_while_perturbed_goes_on():
@@ -366,6 +443,7 @@ def test_edits_inside_denoised_are_kept_to_the_bit(mode):
 @pytest.mark.parametrize("touch", ["step", "denoised", "eval", "state_dict", "resample"])
 def test_edits_of_noisy_weights_are_refused_by_whatever_comes_next(mode, touch):
     model, optimizer = fresh(mode)
+    theta = clean(model, optimizer)
     with torch.no_grad():
         model[2].weight.clamp_(-0.01, 0.01)
     edited = weights(model)
@@ -381,8 +459,91 @@ def test_edits_of_noisy_weights_are_refused_by_whatever_comes_next(mode, touch):
             act()
         assert same(weights(model), edited)
     optimizer.accept_weights()
-    for found, value in zip(clean(model, optimizer), edited, strict=True):
+    expected = [*theta[:2], edited[2], theta[3]]
+    for found, value in zip(clean(model, optimizer), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-6, atol=1e-6)
+
+
+def test_edits_through_data_are_seen_when_the_noise_comes_off_and_soon_in_training():
+    for act in ("denoised", "state_dict"):
+        model, optimizer = fresh()
+        model[0].weight.data.clamp_(-0.1, 0.1)
+        with pytest.raises(RuntimeError, match="parameter 0 of shape"):
+            optimizer.state_dict() if act == "state_dict" else optimizer.eval()
+    model = network()
+    optimizer = NVRMAdam(model.parameters(), lr=0.01, b=0.05)
+    train(model, optimizer, [0])
+    model[0].weight.data.clamp_(-0.1, 0.1)  # the habit of every step is caught at the second
+    with pytest.raises(RuntimeError, match="parameter 0 of shape"):
+        train(model, optimizer, [1])
+    optimizer.accept_weights([model[0].weight])
+    assert optimizer.clean_copy(model[0].weight).abs().max() <= 0.1
+
+
+@modes
+@pytest.mark.parametrize("when", ["release", "hold", "step", "resample"])
+def test_an_interruption_while_noise_is_written(mode, when, monkeypatch):
+    """Exact mode goes on as if nothing were; replay mode says that it cannot."""
+    model, optimizer = fresh(mode)
+    theta = clean(model, optimizer)
+    real, calls = perturbation.perturb_, []
+
+    def interrupted(parts, b):
+        calls.append(b)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(parts, b)
+
+    real_copy, copies = torch.Tensor.copy_, []
+
+    def interrupted_copy(self, other, *rest):
+        copies.append(other)
+        if len(copies) == 2:
+            raise KeyboardInterrupt
+        return real_copy(self, other, *rest)
+
+    if when == "release":
+        optimizer.eval()
+    optimizer.zero_grad()
+    backward(model, 3)
+    act = {
+        "release": optimizer.train,
+        "hold": optimizer.eval,
+        "step": optimizer.step,
+        "resample": optimizer.resample,
+    }[when]
+    with monkeypatch.context() as patch:
+        if when == "hold" and mode == "exact":
+            patch.setattr(torch.Tensor, "copy_", interrupted_copy)
+        else:
+            patch.setattr(perturbation, "perturb_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    if mode == "replay":
+        for call in (optimizer.eval, optimizer.step, optimizer.state_dict):
+            with pytest.raises(RuntimeError, match="an earlier call was interrupted"):
+                call()
+        return
+    if when == "step":
+        theta = [optimizer.clean_copy(p) for p in model.parameters()]
+        assert optimizer.inner.state[model[0].weight]["step"] == 4
+    optimizer.train()
+    assert same(clean(model, optimizer), theta)
+    train(model, optimizer, range(4, 6))
+
+
+def test_an_inner_optimizer_may_replace_the_data_of_parameters():
+    class Rebinding(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data = p.data - self.param_groups[0]["lr"] * p.grad
+
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = NVRM(Rebinding([p], {"lr": 0.1}), b=0.1)
+    for _ in range(5):
+        p.grad = torch.ones(3)
+        optimizer.step()
+    torch.testing.assert_close(optimizer.clean_copy(p), torch.full((3,), -0.5))
 
 
 def test_a_write_that_changes_nothing_is_no_edit():
@@ -605,6 +766,8 @@ BAD = {
     "ranks='per_rank' needs mode='exact'": {"ranks": "per_rank", "mode": "replay"},
     "ranks='per_rank' needs an initialised": {"ranks": "per_rank"},
     "seed must be an int, got 1.5": {"seed": 1.5},
+    "b must be a finite number >= 0, got 1e\\+39": {"b": 1e39},
+    "b must be a finite number >= 0, got 1000": {"b": 10**400},
 }
 
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
-from neuvar.optim import NVRM
+from neuvar.optim.layout import local
+from neuvar.optim.wrapper import Wrapper
 
 
 class Guard:
     """What :func:`guard` returns; call :meth:`remove` to end it."""
 
-    def __init__(self, model: nn.Module, optimizer: NVRM) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, optimizer: Wrapper) -> None:
+        self._model = weakref.ref(model)
         self._base = type(model)
-        self._optimizer: NVRM | None = optimizer
+        self._optimizer: Wrapper | None = optimizer
+        self._busy = False
+        self.follow(model.training)  # if it refuses, nothing is changed yet
         self._handles = []
         for module in model.modules():
             self._handles += [
@@ -31,29 +37,42 @@ class Guard:
             ]
         model.__dict__["_neuvar_guard"] = self
         model.__class__ = _guarded_class(self._base)
-        self.follow(model.training)
 
     def remove(self) -> None:
-        """Let the model be as before. Weights that are clean now get their noise back."""
-        if self._optimizer is None:
-            return
+        """Let the model be as before: noise comes back even if it is in evaluation mode."""
+        optimizer, model = self._optimizer, self._model()
+        self._optimizer = None
         for handle in self._handles:
             handle.remove()
-        if type(self._model).__dict__.get("_neuvar_base") is self._base:
-            self._model.__class__ = self._base
-        self._model.__dict__.pop("_neuvar_guard", None)
-        self._optimizer._weights.release(self)
-        self._optimizer = None
+        if model is not None and model.__dict__.get("_neuvar_guard") is self:
+            del model.__dict__["_neuvar_guard"]
+            if vars(type(model)).get("_neuvar_base") is self._base:
+                model.__class__ = self._base  # type: ignore[assignment]
+        if optimizer is not None:
+            optimizer._weights.release(self)
 
     def follow(self, training: bool) -> None:
         """Keep the weights clean as long as the model is not in training mode."""
-        if self._optimizer is not None:
-            weights = self._optimizer._weights
-            (weights.release if training else weights.hold)(self)
+        if self._optimizer is None:
+            return
+        weights = self._optimizer._weights
+        if not training:
+            weights.hold(self)
+            return
+        for reason in [r for r in weights.holds if isinstance(r, _Load) and r.guard is self]:
+            weights.release(reason)  # a load that failed half-way left it
+        weights.release(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model has other parameters, which this optimizer does not train.
         return _no_guard, ()
+
+
+class _Load(NamedTuple):
+    """The reason to keep weights clean while a module's state is loaded."""
+
+    guard: Guard
+    module: nn.Module
 
 
 def _no_guard() -> Guard:
@@ -64,16 +83,27 @@ def _no_guard() -> Guard:
 
 
 def _clean_state(
-    guard: Guard, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+    guard: Guard, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
 ) -> None:
-    if guard._optimizer is None:
-        return
-    for name, p in module._parameters.items():
-        found = state.get(prefix + name)
+    """Replace live weights in a state dict by clean copies, under whatever names they stand."""
+    if guard._optimizer is None or (guard._busy and module is not guard._model()):
+        return  # the whole model's hook comes last and does it for all
+    live = {_address(p): p for g in guard._optimizer.param_groups for p in g["params"]}
+    copies: dict[Tensor, Tensor] = {}
+    for key, value in state.items():
         # With keep_vars=True the caller asks for the parameters themselves.
-        if p is not None and isinstance(found, Tensor) and found is not p:
-            # A copy also of weights that are clean, because noise may enter them later.
-            state[prefix + name] = guard._optimizer.clean_copy(p)
+        if not isinstance(value, Tensor) or value.requires_grad or not key.startswith(prefix):
+            continue
+        p = live.get(_address(value)) if value.numel() else None
+        if p is not None and p.shape == value.shape:
+            if p not in copies:
+                # A copy also of weights that are clean, because noise may enter them later.
+                copies[p] = guard._optimizer.clean_copy(p)
+            state[key] = copies[p]
+
+
+def _address(p: Tensor) -> int:
+    return local(p).data_ptr()
 
 
 def _before_load(
@@ -86,16 +116,30 @@ def _before_load(
             "load_state_dict(assign=True) would give the model parameters that its optimizer does "
             "not know; load without assign, or before the optimizer is made"
         )
-    guard._optimizer._weights.hold((guard, module))
+    guard._optimizer._weights.hold(_Load(guard, module))
 
 
 def _after_load(guard: Guard, module: nn.Module, incompatible: Any) -> None:
     if guard._optimizer is not None:
-        guard._optimizer._weights.release((guard, module))
+        guard._optimizer._weights.release(_Load(guard, module))
 
 
-def _new(base: type[nn.Module]) -> nn.Module:
-    return base.__new__(base)
+def _make(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
+    """Make a module by what its own class says; pickle itself would insist on the guarded class."""
+    return make(*arguments)
+
+
+@contextmanager
+def _unguarded(model: nn.Module) -> Iterator[Wrapper | None]:
+    """Let a model be of its own class for a moment, to be copied as such."""
+    found, own = model.__dict__.pop("_neuvar_guard", None), model.__class__
+    model.__class__ = vars(own)["_neuvar_base"]
+    try:
+        yield found and found._optimizer
+    finally:
+        model.__class__ = own
+        if found is not None:
+            model.__dict__["_neuvar_guard"] = found
 
 
 def _guarded_class(base: type[nn.Module]) -> type[nn.Module]:
@@ -106,25 +150,33 @@ def _guarded_class(base: type[nn.Module]) -> type[nn.Module]:
         if (found := self.__dict__.get("_neuvar_guard")) is not None:
             found.follow(mode)
 
-    def plain_state(self: nn.Module) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_neuvar_guard"}
+    def state_dict(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        found = self.__dict__.get("_neuvar_guard")
+        if found is None:
+            return base.state_dict(self, *arguments, **options)
+        found._busy = True
+        try:
+            return base.state_dict(self, *arguments, **options)
+        finally:
+            found._busy = False
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         found = self.__dict__.get("_neuvar_guard")
-        with found._optimizer.denoised() if found else nullcontext():
-            twin = _new(base)
-            memo[id(self)] = twin
-            twin.__dict__.update(copy.deepcopy(plain_state(self), memo))
-        return twin
+        with found._optimizer.denoised() if found else nullcontext(), _unguarded(self):
+            return copy.deepcopy(self, memo)
 
-    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-        found = self.__dict__.get("_neuvar_guard")
-        if found is not None and found._optimizer._weights.noisy:
-            raise RuntimeError(
-                "the model's weights carry noise; save its state_dict(), or pickle it inside "
-                "`with optimizer.denoised():`"
-            )
-        return _new, (base,), plain_state(self)
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        with _unguarded(self) as optimizer:
+            if optimizer is not None and optimizer._weights.carried.terms:
+                raise RuntimeError(
+                    "the model's weights carry noise; save its state_dict(), or pickle it inside "
+                    "`with optimizer.denoised():`"
+                )
+            made: Any = self.__reduce_ex__(protocol)
+        make, arguments, state = made[:3]
+        if isinstance(state, dict):  # the live one, where the guard is back by now
+            state = {key: value for key, value in state.items() if key != "_neuvar_guard"}
+        return _make, (make, arguments), state, *made[3:]
 
     return type(
         base.__name__,
@@ -136,21 +188,24 @@ def _guarded_class(base: type[nn.Module]) -> type[nn.Module]:
             "__deepcopy__": deepcopy,
             "__reduce_ex__": reduce,
             "_neuvar_base": base,
+            "state_dict": state_dict,
             "training": property(lambda self: self.__dict__["training"], set_training),
         },
     )
 
 
-def guard(model: nn.Module, optimizer: NVRM) -> Guard:
+def guard(model: nn.Module, optimizer: Wrapper) -> Guard:
     """Make a model show clean weights wherever it is not being trained.
 
     From now on, in evaluation mode (``model.eval()``) its weights are clean; ``state_dict()``, of
     the model or of a part of it, gives copies of clean weights at any moment; ``load_state_dict``
     sets the clean weights; and copies of the model are clean and free. An ordinary training loop
-    then needs no other change than its optimizer.
+    then needs no other change than its optimizer. A guard for a new optimizer replaces that of one
+    which was put into evaluation mode.
 
     Two things ask for the live parameters and get them, noise and all: ``parameters()`` and
-    ``state_dict(keep_vars=True)``; use them inside ``with optimizer.denoised():``.
+    ``state_dict(keep_vars=True)``; use them, as averages of weights do, inside
+    ``with optimizer.denoised():``.
 
     >>> from neuvar import NVRMSGD
     >>> model = nn.Linear(4, 2)
@@ -163,13 +218,20 @@ def guard(model: nn.Module, optimizer: NVRM) -> Guard:
     (False, True)
     >>> handle.remove()
     """
-    if not isinstance(optimizer, NVRM):
-        raise ValueError(f"optimizer must be an NVRM optimizer, got {type(optimizer).__name__}")
-    if "_neuvar_guard" in model.__dict__:
-        raise ValueError("the model is guarded already; call remove() on its guard first")
+    if not isinstance(optimizer, Wrapper):
+        raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
+    while isinstance(model, (OptimizedModule, nn.DataParallel, DistributedDataParallel)):
+        model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
     known = {p for group in optimizer.param_groups for p in group["params"]}
     if not any(p in known for p in model.parameters()):
         raise ValueError("optimizer trains none of the model's parameters")
+    if (former := model.__dict__.get("_neuvar_guard")) is not None:
+        if "eval" not in former._optimizer._weights.holds:
+            raise ValueError(
+                "the model is guarded already, for an optimizer that still trains it; call eval() "
+                "on that optimizer, or remove() on its guard, first"
+            )
+        former.remove()
     return Guard(model, optimizer)
 
 
@@ -177,7 +239,7 @@ def reestimate_batchnorm(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    optimizer: NVRM | None = None,
+    optimizer: Wrapper | None = None,
     feed: Callable[[nn.Module, Any], Any] | None = None,
 ) -> int:
     """Estimate the statistics of batch normalisation anew, at the clean weights.
@@ -200,6 +262,8 @@ def reestimate_batchnorm(
     >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
     5
     """
+    if optimizer is not None and not isinstance(optimizer, Wrapper):
+        raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return 0

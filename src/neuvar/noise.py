@@ -1,8 +1,8 @@
 """Weight noise as a pure function of seed, draw, parameter and position.
 
 Nothing here keeps state: the noise of any part of any parameter can be asked for at any time, in
-any order and on any machine, and comes out the same. That is what makes a resumed run equal to an
-uninterrupted one, and a sharded run equal to an unsharded one.
+any order, and comes out the same; the table sampler's does so on any device. That is what makes a
+resumed run equal to an uninterrupted one, and a sharded run equal to an unsharded one.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def scale(name: str, value: object) -> float:
     """Return ``value`` as a float if it can be a scale of noise: a finite number, not negative."""
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
-    if isinstance(value, (bool, str)) or not (0 <= number < math.inf):
+    # What is too large for float32 would fail only when it is added.
+    if isinstance(value, (bool, str)) or not (0 <= number <= torch.finfo(torch.float32).max):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
     return number
 
@@ -176,9 +177,11 @@ def standard_noise(slot: Slot, draw: Draw, device: torch.device | None = None) -
     (torch.Size([2, 3]), True)
     """
     found = [z for _, _, z in pieces(slot, draw, device or torch.device("cpu"))]
-    return (torch.cat(found) if found else torch.empty(0)).view(slot.local_shape)
+    empty = torch.empty(0, dtype=torch.float32, device=device or "cpu")
+    return torch.cat([empty, *found]).view(slot.local_shape)
 
 
+@functools.lru_cache(maxsize=256)
 def _hash(*key: int) -> int:
     """64 bits that depend on every number of the key."""
     text = "/".join(map(str, key)).encode()
@@ -194,7 +197,7 @@ def _fresh(slot: Slot, low: int, high: int, draw: Draw, device: torch.device) ->
         # The CPU generator keeps the lower 32 bits: two blocks of a run may, with odds of one in
         # four thousand million for each pair, repeat each other. No pair does so twice.
         generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.number, block))
-        z = torch.empty(last - first, device=device)
+        z = torch.empty(last - first, dtype=torch.float32, device=device)
         family(draw.noise).fill_(z, generator)
         a, b = max(low, first), min(high, last)
         yield a, b, z[a - first : b - first]
@@ -206,7 +209,7 @@ def table(noise: str, device: torch.device, size: int) -> Tensor:
 
     Its mean is 0 and its standard deviation the family's, to the precision of float32.
     """
-    level = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+    level = (torch.arange(size, dtype=torch.float64, device="cpu") + 0.5) / size
     z = family(noise).quantile(level)
     z -= z.mean()
     z *= family(noise).std / z.square().mean().sqrt()
@@ -222,7 +225,8 @@ def _from_table(
     All parameters lie one after another along the table, which wraps around, so no two weights
     share an entry. A model with more weights than the table has entries goes round it again, each
     lap with an offset of its own: which weights then share an entry changes with every draw, and
-    because the table's mean is 0 their covariance over draws is 0.
+    because the table's mean is 0 their covariance over draws is 0. A lap has as many different
+    noises as the table has entries.
     """
     entries = table(draw.noise, device, TABLE_SIZE)
     size = entries.numel()

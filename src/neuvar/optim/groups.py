@@ -6,13 +6,6 @@ from typing import Any
 
 from torch import nn
 
-_NORMS = (
-    nn.modules.batchnorm._NormBase,  # batch and instance normalisation
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
-
 
 def split_parameters(
     model: nn.Module, *, biases: bool = False, norms: bool = False
@@ -22,7 +15,8 @@ def split_parameters(
     Args:
         model: any module. A parameter used in several places is listed once.
         biases: let parameters whose name contains "bias" carry noise, too.
-        norms: let the parameters of normalisation layers carry noise, too.
+        norms: let the parameters of normalisation layers carry noise, too: of modules with "Norm"
+            in the name of a class of theirs.
 
     Returns:
         A group of the weights that carry noise and, if there are others, a group of those with
@@ -41,10 +35,14 @@ def split_parameters(
             if p in seen:
                 continue
             seen.add(p)
-            if isinstance(module, _NORMS):
+            if _is_norm(module):
                 chosen = norms and (biases or "bias" not in name)
             else:
                 chosen = biases or "bias" not in name
             (noisy if chosen else quiet).append(p)
     groups: list[dict[str, Any]] = [{"params": noisy}, {"params": quiet, "b": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return any("Norm" in kind.__name__ for kind in type(module).__mro__)

@@ -21,9 +21,9 @@ class PSGD(Wrapper):
     .. math:: \theta_t = \theta_{t-1} - \eta\,(g_t + \epsilon_t), \qquad \epsilon_t \sim N(0, b^2)
 
     The noise is never removed, and its scale is :math:`\eta b`. Arguments are those of
-    ``torch.optim.SGD`` and ``b``, ``noise``, ``seed`` and ``sampler`` as for
-    :class:`~neuvar.NVRM`. Momentum does not gather noise. ``denoised``, ``eval`` and ``train`` do
-    nothing, so that one training loop serves all.
+    ``torch.optim.SGD`` and ``b``, ``std``, ``noise``, ``seed`` and ``sampler`` as for
+    :class:`~neuvar.NVRM`. Momentum does not gather noise. ``denoised``, ``eval``, ``train`` and a
+    guard change nothing, so that one training loop serves all.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = PSGD(model.parameters(), lr=0.1, b=0.05)
@@ -34,14 +34,20 @@ class PSGD(Wrapper):
         params: Any,
         lr: float = 1e-3,
         *,
-        b: float,
+        b: float | None = None,
+        std: float | None = None,
         noise: str = "gaussian",
         seed: int = 0,
         sampler: str = "table",
         **inner: Any,
     ) -> None:
         super().__init__(
-            torch.optim.SGD(params, lr, **inner), b=b, noise=noise, seed=seed, sampler=sampler
+            torch.optim.SGD(params, lr, **inner),
+            b=b,
+            std=std,
+            noise=noise,
+            seed=seed,
+            sampler=sampler,
         )
 
     @not_compiled(recursive=False)

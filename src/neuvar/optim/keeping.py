@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuvar.optim.layout import is_sharded, local, sharding
-from neuvar.optim.perturbation import Perturbation
+from neuvar.optim.perturbation import Perturbation, same_bits
 
 NONE = Perturbation()
 
@@ -20,14 +20,17 @@ class Keeping(Protocol):
     keys: tuple[str, ...]
     """Names of what a checkpoint holds for each parameter."""
 
+    survives: bool
+    """Whether the clean weights can be had after an interruption in the middle of a write."""
+
     def remove(self, eps: Perturbation) -> None:
         """Restore the clean weights."""
 
-    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
-        """Perturb clean weights; those of ``updated`` were taken back after an update."""
+    def prepare(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        """Get ready to perturb; weights of ``updated`` were taken back after an update."""
 
-    def reapply(self, eps: Perturbation) -> None:
-        """Perturb again after a copy, whether or not the weights are."""
+    def write(self, eps: Perturbation) -> None:
+        """Perturb the weights that ``prepare`` saw."""
 
     def lend(self, eps: Perturbation) -> None:
         """Show the clean weights to the inner optimizer, to be updated."""
@@ -62,38 +65,50 @@ class Exact:
     """Keep the clean weights to the bit, in a buffer for each perturbed parameter."""
 
     keys: tuple[str, ...] = ("clean",)
+    survives = True
 
     def __init__(self) -> None:
         self._buffers: dict[Tensor, Tensor] = {}
         self._lent: dict[Tensor, Tensor] = {}
 
     def remove(self, eps: Perturbation) -> None:
-        for p in eps.terms:
+        for p in eps.terms.keys() & self._buffers.keys():  # others were not perturbed yet
             local(p).copy_(self._buffer(p))
 
-    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+    def prepare(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
         for p in updated.terms.keys() - eps.terms.keys():  # it was frozen, or its b is 0 now
-            local(p).copy_(local(self._buffers.pop(p)))
+            local(p).copy_(self._buffer(p))
+        for p in self._buffers.keys() - eps.terms.keys():
+            del self._buffers[p]
         for p in eps.terms.keys() - updated.terms.keys():
-            self._buffer(p).copy_(local(p))
-        eps.add(to=self._buffer)
+            if p in self._buffers:
+                self._buffer(p).copy_(local(p))
+            else:
+                self._buffers[p] = p.detach().clone()
 
-    def reapply(self, eps: Perturbation) -> None:
+    def write(self, eps: Perturbation) -> None:
         eps.add(to=self._buffer)
 
     def lend(self, eps: Perturbation) -> None:
         # The inner optimizer works on the buffer itself, which saves copying there and back.
         # Outside a step a parameter's memory stays where it is.
-        for p in eps.terms:
-            if is_sharded(p):
-                local(p).copy_(self._buffer(p))
-            else:
-                self._lent[p] = p.data
-                p.data = self._buffers[p]
+        try:
+            for p in eps.terms:
+                if is_sharded(p):
+                    local(p).copy_(self._buffer(p))
+                else:
+                    self._lent[p] = p.data
+                    p.data = self._buffers[p]
+        except BaseException:
+            for p in list(self._lent):
+                p.data = self._lent.pop(p)
+            raise
 
     def take_back(self, eps: Perturbation) -> None:
         for p in eps.terms:
             if p in self._lent:
+                if p.data_ptr() != self._buffers[p].data_ptr():  # an optimizer that rebinds data
+                    self._buffers[p].copy_(p.data)
                 p.data = self._lent.pop(p)
             elif is_sharded(p):
                 self._buffer(p).copy_(local(p))
@@ -103,7 +118,8 @@ class Exact:
 
     def untouched(self, p: Tensor, eps: Perturbation) -> bool:
         self._buffers[p] = self._buffers[p].to(p.device)  # a model may be moved while perturbed
-        return torch.equal(local(p), eps.result(p, self._buffer(p)))
+        same_type = self._buffers[p].dtype == p.dtype
+        return same_type and eps.is_on(p, local(p), local(self._buffers[p]))
 
     def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
         # The buffer, never the parameter, which noise may enter before the state is written.
@@ -117,9 +133,9 @@ class Exact:
         clean = local(saved[0]).to(weights)
         if clean.shape != weights.shape:
             return None
-        if torch.equal(weights, eps.result(p, clean)):
+        if eps.is_on(p, weights, clean):
             return "noisy"
-        return "clean" if torch.equal(weights, clean) else None
+        return "clean" if same_bits(weights, clean) else None
 
     def load_clean(self, p: Tensor, saved: Sequence[Any], eps: Perturbation) -> None:
         local(p).copy_(local(saved[0]))
@@ -131,15 +147,17 @@ class Exact:
         eps.only(p).add(to=self._buffer)
 
     def _buffer(self, p: Tensor) -> Tensor:
-        if p not in self._buffers:
-            self._buffers[p] = torch.empty_like(p.detach())
-        return local(self._buffers[p])
+        found = self._buffers.get(p)
+        if found is None or (found.dtype, found.device) != (p.dtype, p.device):
+            found = self._buffers[p] = torch.empty_like(p.detach())
+        return local(found)
 
 
 class Replay:
     """Keep nothing and subtract the noise again, at the cost of a rounding error."""
 
     keys: tuple[str, ...] = ("clean_bits", "noisy_bits")
+    survives = False
 
     def __init__(self) -> None:
         self._loaded: dict[Tensor, int] = {}  # fingerprints of weights as a checkpoint left them
@@ -148,11 +166,11 @@ class Replay:
         self._loaded.clear()
         eps.add(to=local, factor=-1)
 
-    def apply(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
-        eps.add(to=local)
+    def prepare(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        """Nothing is to be done."""
 
-    def reapply(self, eps: Perturbation) -> None:
-        """Nothing is to be done: only clean weights can be copied."""
+    def write(self, eps: Perturbation) -> None:
+        eps.add(to=local)
 
     def lend(self, eps: Perturbation) -> None:
         self.remove(eps)
@@ -164,7 +182,7 @@ class Replay:
         # The parameter goes the way that it would go in a run resumed from the copy.
         self.remove(eps.only(p))
         found = p.detach().clone()
-        self.apply(eps.only(p))
+        self.write(eps.only(p))
         return found
 
     def untouched(self, p: Tensor, eps: Perturbation) -> bool:
@@ -175,7 +193,7 @@ class Replay:
     def saved(self, p: Tensor, eps: Perturbation) -> tuple[Any, ...]:
         here = _bits(p, local(p))
         if p not in eps.terms:
-            return here, 0
+            return here, here
         return _bits(p, eps.result(p, local(p), factor=-1)), here
 
     def recognise(
@@ -191,7 +209,7 @@ class Replay:
         self, p: Tensor, saved: Sequence[Any], eps: Perturbation, *, noisy: bool
     ) -> None:
         if not noisy:
-            self.apply(eps.only(p))
+            self.write(eps.only(p))
         self._loaded[p] = int(_sum_of_bits(local(p)))
 
 

@@ -79,6 +79,8 @@ def check_parameters(params: Sequence[Tensor]) -> None:
         if p.device.type == "meta" or not local(p).numel():
             continue
         address = local(p).data_ptr()
+        if address in seen and p is params[seen[address]]:
+            raise ValueError(f"{what} is in the optimizer twice")
         if address in seen:
             raise ValueError(
                 f"{what} shares its memory with parameter {seen[address]}; "

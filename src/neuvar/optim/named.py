@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 from neuvar.optim.nvrm import NVRM
 
-_OWN = ("b", "std", "noise", "seed", "mode", "sampler", "ranks")
+_OWN = inspect.signature(NVRM).parameters.keys() - {"inner"}
 
 
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -57,11 +58,8 @@ class SmoothOut(NVRMSGD):
     """SmoothOut (Wen et al., 2018): NVRM-SGD with uniform noise."""
 
     def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        super().__init__(params, lr, **{**arguments, "noise": "uniform"})
+        super().__init__(params, lr, noise="uniform", **arguments)
 
 
 class AntiPGD(NVRMSGD):
     """Anti-PGD (Orvieto et al., 2022): anticorrelated noise, which is NVRM-SGD's update."""
-
-    def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        super().__init__(params, lr, **arguments)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,8 +14,10 @@ from neuvar.noise import Draw
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.weights import NoisyWeights
 from neuvar.optim.wrapper import PREFIX, Wrapper, not_compiled
+
+Drawn = tuple[list[Draw], Perturbation]
+"""Noise, and its record for each group."""
 
 MODES: dict[str, type[Exact] | type[Replay]] = {"exact": Exact, "replay": Replay}
 RANKS = ("shared", "per_rank")
@@ -34,10 +35,11 @@ class NVRM(Wrapper):
     weight decay included) and draws fresh noise. The first gradient is taken at :math:`\theta_0`
     itself. Look at the weights inside :meth:`denoised`.
 
-    Weights that were written to from outside while they carried noise are noticed at the next call
-    and refused, because nobody can tell noise from weight in them. Only writes that bypass
-    PyTorch's version counter go unnoticed and are lost or keep noise: those through
-    ``parameter.data`` or a NumPy view.
+    Weights that were written to from outside while they carried noise are noticed and refused at
+    the next call, because nobody can tell noise from weight in them. Writes that bypass PyTorch's
+    version counter, through ``parameter.data`` or a NumPy view, are noticed when the noise is next
+    taken off, and after draws 1, 2, 4, 8 and so on; between these they are lost, and in replay mode
+    they are never noticed.
 
     Xie et al., "Artificial Neural Variability for Deep Learning", Neural Computation 2021.
 
@@ -45,11 +47,13 @@ class NVRM(Wrapper):
         inner: any optimizer that evaluates the loss once a step.
         b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b). A parameter
             group may have its own ``b`` and ``noise``; 0 leaves its weights alone. Both may be
-            changed between steps and hold from the next draw on. Frozen weights carry no noise.
+            changed between steps and hold from the next draw on, as does freezing a weight, which
+            then carries no noise.
         std: standard deviation of the noise, in place of ``b``; also for a group.
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``.
         seed: the noise is a function of it, of the number of the draw, and of the position of a
-            weight; the global generator is never touched.
+            weight; the global generator is never touched. Two optimizers with the same seed draw
+            the same noise: give each of a pair, as of a GAN, its own.
         mode: ``"exact"`` keeps the clean weights to the bit in a buffer as large as the
             parameters; ``"replay"`` keeps no buffer and subtracts the noise again, which rounds
             each weight twice a step: an error of at most one unit in the last place of
@@ -83,10 +87,6 @@ class NVRM(Wrapper):
         sampler: str = "table",
         ranks: str = "shared",
     ) -> None:
-        if (b is None) == (std is None):
-            raise ValueError(f"give either b or std, got b={b!r} and std={std!r}")
-        if std is not None:
-            b = noise_.b_from_std(noise, std)
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if ranks not in RANKS:
@@ -99,17 +99,17 @@ class NVRM(Wrapper):
         self._mode, self._ranks = mode, ranks
         super().__init__(
             inner,
-            b=b,  # type: ignore[arg-type]  # one of the two is given
+            b=b,
+            std=std,
             noise=noise,
             seed=seed,
             sampler=sampler,
             rank=_own_rank() if ranks == "per_rank" else 0,
+            keep=MODES[mode](),
         )
-        self._weights = NoisyWeights(MODES[mode]())
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {key: getattr(self, key) for key in ("_mode", "_ranks", "_weights")}
-        return super().__getstate__() | own
+        return super().__getstate__() | {"_mode": self._mode, "_ranks": self._ranks}
 
     @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -119,19 +119,22 @@ class NVRM(Wrapper):
         the noise as it is. A closure is called once, at the perturbed weights.
         """
         loss = self._closure_loss(closure)
-        lent, draws = self._begin_update()
+        if not self._has_gradients():
+            self.inner.step()
+            return loss
+        lent, drawn = self._begin_update()
         try:
             self.inner.step()
         except BaseException:
             self._end_update(lent, None)
             raise
-        self._end_update(lent, draws)
+        self._end_update(lent, drawn)
         return loss
 
     @not_compiled()
-    def _begin_update(self) -> tuple[Perturbation, list[Draw] | None]:
+    def _begin_update(self) -> tuple[Perturbation, Drawn | None]:
         """Check everything, then show the clean weights to the inner optimizer."""
-        draws = None
+        drawn = None
         if self._is_real_step():
             if self._weights.holds:
                 raise RuntimeError(
@@ -139,13 +142,15 @@ class NVRM(Wrapper):
                     "that of perturbed weights; call optimizer.train(), leave denoised(), or put "
                     "the guarded model into training mode first"
                 )
-            draws = self._next_draws()
-        return self._weights.lend(), draws
+            drawn = self._fresh_noise()
+        return self._weights.lend(), drawn
 
     @not_compiled()
-    def _end_update(self, lent: Perturbation, draws: list[Draw] | None) -> None:
-        """Perturb the updated weights, with fresh noise if there are records of a draw."""
-        eps = self._weights.eps if draws is None else self._perturbation(draws)
+    def _end_update(self, lent: Perturbation, drawn: Drawn | None) -> None:
+        """Perturb the updated weights, with fresh noise if there is any."""
+        records, eps = drawn or (None, self._weights.eps)
+        if records is not None:
+            self._record(records)
         self._weights.take_back(lent, eps)
 
     def resample(self, *, antithetic: bool = False) -> None:
@@ -162,58 +167,33 @@ class NVRM(Wrapper):
         >>> optimizer.step()
         """
         if antithetic:
-            draws = [Draw(*group["drawn"]) for group in self.param_groups]
-            draws = [draw._replace(sign=-draw.sign) for draw in draws]
+            old = [Draw(*group["drawn"]) for group in self.param_groups]
+            records = [draw._replace(sign=-draw.sign) for draw in old]
+            eps = self._weights.eps.turned()
         else:
-            draws = self._next_draws()
-        with self.denoised():
-            if antithetic:
-                self._record(draws)
-                self._weights.eps = self._weights.eps.turned()
-            else:
-                self._weights.eps = self._perturbation(draws)
+            records, eps = self._fresh_noise()
+        self._weights.replace(eps)
+        self._record(records)
 
-    @contextmanager
-    def denoised(self) -> Iterator[None]:
-        """Restore the clean weights inside a ``with`` block, and the very same noise after it.
+    def accept_weights(self, params: Iterable[Tensor] | None = None) -> None:
+        """Take weights that were changed while they carried noise for clean ones.
 
-        What is done to the weights inside is kept. Blocks may be nested.
+        The way on after such a change was refused. All others keep their clean weights.
+
+        Args:
+            params: which parameters; by default those that are found changed.
         """
-        reason = object()
-        self._weights.hold(reason)
-        try:
-            yield
-        finally:
-            self._weights.release(reason)
+        self._weights.accept(params)
 
-    def eval(self) -> None:
-        """Restore the clean weights until :meth:`train` is called. May be called twice."""
-        self._weights.hold("eval")
-
-    def train(self) -> None:
-        """Put back the noise that :meth:`eval` took away. May be called twice."""
-        self._weights.release("eval")
-
-    def accept_weights(self) -> None:
-        """Take the weights as they stand for the clean ones, whatever they were before.
-
-        The way on after weights were replaced from outside while they carried noise.
-        """
-        self._weights.accept()
-
-    def clean_copy(self, p: Tensor) -> Tensor:
-        """Copy of the clean weights of a parameter, perturbed or not."""
-        return self._weights.clean_copy(p)
-
-    def _perturbation(self, draws: list[Draw]) -> Perturbation:
-        """Record a draw for each group and return its noise, for all weights that are trained."""
-        self._record(draws)
+    def _fresh_noise(self) -> Drawn:
+        """The records of the next draw, and its noise for all weights that are trained."""
+        draws = self._next_draws()
         slots, terms = self._slots(), {}
         for group, draw in zip(self.param_groups, draws, strict=True):
-            if b := noise_.scale("b", group["b"]):
+            if b := group["b"]:
                 trained = [p for p in group["params"] if p.requires_grad]
                 terms.update({p: Term(slots[p], draw, b) for p in trained})
-        return Perturbation(terms)
+        return draws, Perturbation(terms)
 
     # Checkpoints.
 
@@ -230,8 +210,10 @@ class NVRM(Wrapper):
     def _own_keys(self) -> list[str]:
         return [PREFIX + key for key in ("b", *self._weights.keep.keys)]
 
-    def _own_state(self, p: Tensor) -> dict[str, Any]:
+    def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         term = self._weights.eps.terms.get(p)
+        if term is None and not group["b"]:
+            return {PREFIX + "b": 0.0}
         values = (term.b if term else 0.0, *self._weights.saved(p))
         return dict(zip(self._own_keys(), values, strict=True))
 
@@ -244,6 +226,8 @@ class NVRM(Wrapper):
         saved: dict[Tensor, list[Any]] = {}
         found: dict[Tensor, str | None] = {}
         for p, state, draw in zip(self._parameters(), own, draws, strict=True):
+            if p.requires_grad and PREFIX + "b" not in state and draw.number:
+                raise ValueError(f"the state dict has lost what begins with {PREFIX!r}")
             b = noise_.scale(PREFIX + "b", state.get(PREFIX + "b", 0.0))
             if b and draw.number:
                 terms[p] = Term(slots[p], draw, b)

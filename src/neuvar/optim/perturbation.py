@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neuvar.noise import Draw, Slot, pieces, standard_noise
+from neuvar.noise import BLOCK, Draw, Slot, pieces, standard_noise
 from neuvar.optim.layout import local
 
 Part = tuple[Tensor, Tensor, Tensor]
@@ -77,12 +77,30 @@ class Perturbation:
             perturb_([part], factor * draw.sign * b)
         return out
 
+    def is_on(self, p: Tensor, live: Tensor, clean: Tensor) -> bool:
+        """Whether weights are, to the bit, the clean ones plus the noise of a parameter."""
+        slot, draw, b = self.terms[p]
+        for part in _parts(live, clean, slot, draw):
+            for x, c, z in zip(*(t.split(BLOCK) for t in part), strict=True):  # to need no memory
+                if not same_bits(x, torch.add(c, z, alpha=draw.sign * b).to(x.dtype)):
+                    return False
+        return True
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are equal to the bit, not-a-numbers included."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return torch.equal(x.view(whole), y.view(whole))
+
 
 def _parts(live: Tensor, clean: Tensor, slot: Slot, draw: Draw) -> Iterator[Part]:
     """Split a parameter into the pieces that its noise comes in."""
     if live.is_contiguous() and clean.is_contiguous():
         x, c = live.view(-1), clean.view(-1)
         for low, high, z in pieces(slot, draw, live.device):
-            yield x[low:high], c[low:high], z
+            if high - low == x.numel():
+                yield x, c, z
+            else:
+                yield x[low:high], c[low:high], z
     else:
         yield live, clean, standard_noise(slot, draw, live.device)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from neuvar.optim.keeping import NONE, Keeping, Replay
+from neuvar.optim.keeping import NONE, Keeping
 from neuvar.optim.layout import local, reshard
 from neuvar.optim.perturbation import Perturbation
+
+_CARRIERS = WeakTensorKeyDictionary()
+"""For each parameter a weak reference to what last put noise on it."""
+
+
+def foreign_noise(p: Tensor, own: NoisyWeights | None) -> bool:
+    """Whether a parameter carries the noise of another optimizer."""
+    carrier: NoisyWeights | None = _CARRIERS.get(p, lambda: None)()
+    return carrier is not None and carrier is not own and p in carrier.carried.terms
 
 
 class NoisyWeights:
@@ -21,24 +33,26 @@ class NoisyWeights:
         self.eps = NONE
         self.noisy = False
         self.holds: set[object] = set()
+        self._torn = False
         self._written: dict[Tensor, tuple[int, int]] = {}
+        self._listed: set[Tensor] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.noisy and isinstance(self.keep, Replay):
+        if self.noisy and self.eps.terms and not self.keep.survives:
             raise RuntimeError(
                 "in replay mode an optimizer can be copied or pickled only inside "
                 "`with optimizer.denoised():`"
             )
         # Whoever holds the weights clean now will not release the copy: it begins in eval mode.
         holds = {"eval"} if self.holds else set()
-        return self.__dict__ | {"holds": holds, "_written": {}}
+        return self.__dict__ | {"holds": holds, "_written": {}, "_listed": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.noisy:
             # A model that was copied along may have been copied clean.
             with torch.no_grad():
-                self.keep.reapply(self.eps)
+                self.keep.write(self.eps)
             self._remember()
 
     @property
@@ -46,11 +60,20 @@ class NoisyWeights:
         """The noise that is on the parameters now."""
         return self.eps if self.noisy else NONE
 
-    def hold(self, reason: object) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write to weights in a way that an interruption leaves in order, or on record."""
+        self._written = {}  # how they are meanwhile does not count
+        self._torn = not self.keep.survives
+        with torch.no_grad():
+            yield
+        self._torn = False
+
+    def hold(self, reason: object, *, thorough: bool = True) -> None:
         """Keep the weights clean until every reason to do so is released."""
-        self.check_untouched()
+        self.check_untouched(thorough=thorough)
         if self.noisy:
-            with torch.no_grad():
+            with self._writing():
                 self.keep.remove(self.eps)
             self.noisy = False
             reshard(self.eps.terms)
@@ -67,15 +90,19 @@ class NoisyWeights:
         if self.holds:
             return
         with torch.no_grad():
-            self.keep.apply(self.eps, updated=updated)
+            self.keep.prepare(self.eps, updated=updated)
         self.noisy = True
+        with self._writing():
+            self.keep.write(self.eps)
         self._remember()
 
     def lend(self) -> Perturbation:
         """Show the clean weights to the inner optimizer; returns what ``take_back`` needs."""
-        self.check_untouched()
+        # Writes that leave no trace are looked for now and then: the habit shows at once.
+        draws = max((term.draw.number for term in self.carried.terms.values()), default=0)
+        self.check_untouched(thorough=draws.bit_count() == 1)
         lent = self.carried
-        with torch.no_grad():
+        with self._writing():
             self.keep.lend(lent)
         return lent
 
@@ -86,8 +113,20 @@ class NoisyWeights:
         self.eps = eps
         self.apply(updated=lent)
 
-    def accept(self) -> None:
-        """Take the weights as they stand for the clean ones."""
+    def replace(self, eps: Perturbation) -> None:
+        """Take the present noise off and put another on."""
+        reason = object()
+        self.hold(reason, thorough=False)
+        self.eps = eps
+        self.release(reason)
+
+    def accept(self, params: Iterable[Tensor] | None = None) -> None:
+        """Take weights as they stand for clean: those given, or those found changed."""
+        eps = self.carried
+        chosen = set(filter(self._changed, eps.terms) if params is None else params)
+        rest = Perturbation({p: term for p, term in eps.terms.items() if p not in chosen})
+        with self._writing():
+            self.keep.remove(rest)
         self.noisy = False
         self.apply()
 
@@ -95,28 +134,49 @@ class NoisyWeights:
         """Copy of the clean weights of a parameter, perturbed or not."""
         if p not in self.carried.terms:
             return p.detach().clone()
-        self.check_untouched()
+        self._refuse_if_changed(p)
         with torch.no_grad():
             found = self.keep.clean(p, self.eps)
-        self._written[p] = _mark(p)
+        if p in self._written:
+            self._written[p] = _mark(p)
         return found
 
-    def check_untouched(self) -> None:
-        """Refuse to go on if somebody else changed perturbed weights."""
-        for p, term in self.carried.terms.items():
-            if self._touched(p) and not self.keep.untouched(p, self.eps):
-                raise RuntimeError(
-                    f"parameter {term.slot.number} of shape {tuple(p.shape)} was changed while it "
-                    "carried noise; change weights inside `with optimizer.denoised():` or guard "
-                    "the model. If the weights are now as the clean ones shall be, call "
-                    "optimizer.accept_weights()"
-                )
+    def check_untouched(self, *, thorough: bool = True) -> None:
+        """Refuse to go on if somebody else changed perturbed weights.
+
+        The version counter tells; if thorough, so do the values, where they are known.
+        """
+        if self._torn:
+            raise RuntimeError(
+                "an earlier call was interrupted while noise was put on or taken off, which "
+                "mode='replay' cannot mend; load the model and the optimizer from a checkpoint"
+            )
+        for p in self.carried.terms:
+            self._refuse_if_changed(p, thorough=thorough)
+
+    def _refuse_if_changed(self, p: Tensor, *, thorough: bool = False) -> None:
+        if self._changed(p, thorough=thorough):
+            raise RuntimeError(
+                f"parameter {self.eps.terms[p].slot.number} of shape {tuple(p.shape)} was changed "
+                "while it carried noise; change weights inside `with optimizer.denoised():` or "
+                "guard the model. If it is now as the clean weights shall be, call "
+                "optimizer.accept_weights()"
+            )
+
+    def _changed(self, p: Tensor, *, thorough: bool = True) -> bool:
+        if p not in self._written:
+            return False  # an interruption left it in between; it can be restored
+        look = self._touched(p) or (thorough and self.keep.survives)
+        return look and not self.keep.untouched(p, self.eps)
 
     def _touched(self, p: Tensor) -> bool:
         return p in self._written and self._written[p] != _mark(p)
 
     def _remember(self) -> None:
         """Note how we leave the weights, to notice if somebody else writes to them."""
+        if self._listed != self.eps.terms.keys():
+            self._listed = set(self.eps.terms)
+            _CARRIERS.update(dict.fromkeys(self._listed, weakref.ref(self)))
         self._written = {p: _mark(p) for p in self.eps.terms}
         reshard(self.eps.terms)
 
@@ -168,7 +228,7 @@ class NoisyWeights:
         noisy = {p for p, weights in found.items() if weights == "noisy"}
         with torch.no_grad():
             for p in self.carried.terms.keys() - noisy:
-                if not self._touched(p):  # it holds our noise still
+                if p in self._written and not self._touched(p):  # it holds our noise still
                     self.keep.remove(self.eps.only(p))
             if self.holds or before != after:
                 for p in noisy:
@@ -177,6 +237,7 @@ class NoisyWeights:
             self.eps, self.noisy = after, not self.holds
             for p in self.carried.terms:
                 self.keep.load_noisy(p, saved[p], after, noisy=p in noisy)
+        self._torn = False
         self._remember()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,7 +13,9 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
+from neuvar.optim.keeping import Exact, Keeping
 from neuvar.optim.layout import check_parameters, slots
+from neuvar.optim.weights import NoisyWeights, foreign_noise
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,15 +40,28 @@ class Wrapper(Optimizer):
     inner: Optimizer
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
+    _weights: NoisyWeights
 
     def __init__(
-        self, inner: Optimizer, *, b: float, noise: str, seed: int, sampler: str, rank: int = 0
+        self,
+        inner: Optimizer,
+        *,
+        b: float | None,
+        std: float | None,
+        noise: str,
+        seed: int,
+        sampler: str,
+        rank: int = 0,
+        keep: Keeping | None = None,
     ) -> None:
         _check_inner(inner)
-        noise_.scale("b", b)
+        if (b is None) == (std is None):
+            raise ValueError(f"give either b or std, got b={b!r} and std={std!r}")
+        b = noise_.scale("b", b) if std is None else noise_.b_from_std(noise, std)
         noise_.family(noise)
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
             raise ValueError(f"seed must be an int, got {seed!r}")
+        seed = operator.index(seed)
         if sampler not in noise_.SAMPLERS:
             known = ", ".join(noise_.SAMPLERS)
             raise ValueError(f"sampler must be one of {known}, got {sampler!r}")
@@ -56,15 +72,18 @@ class Wrapper(Optimizer):
         ]
         for group in groups:
             _check_group(group)
+        self._weights = NoisyWeights(keep or Exact())
         self._check_parameters([p for group in groups for p in group["params"]])
         # The base initialiser would build groups and state of its own; ours are the inner's.
         # Unpickling sets up hooks and the profiled step without that.
-        self.__setstate__({"inner": inner, "_options": options, "_known_slots": {}})
+        own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
+        self.__setstate__(own)
         for group in inner.param_groups:
             self._adopt(group)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "_options": self._options, "_known_slots": {}}
+        keys = ("inner", "_options", "_weights")
+        return {key: getattr(self, key) for key in keys} | {"_known_slots": {}}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -113,8 +132,9 @@ class Wrapper(Optimizer):
             pre_hook(self)
         found = self.inner.state_dict()
         state = dict(found["state"])
-        for pid, p in enumerate(self._parameters()):
-            if own := self._own_state(p):
+        everything = [(group, p) for group in self.param_groups for p in group["params"]]
+        for pid, (group, p) in enumerate(everything):
+            if own := self._own_state(p, group):
                 state[pid] = {**state.get(pid, {}), **own}
         found = {**found, "state": state}
         for post_hook in self._optimizer_state_dict_post_hooks.values():
@@ -159,14 +179,28 @@ class Wrapper(Optimizer):
 
     @contextmanager
     def denoised(self) -> Iterator[None]:
-        """Give the clean weights for the time of a ``with`` block."""
-        yield
+        """Restore the clean weights inside a ``with`` block, and the very same noise after it.
+
+        What is done to the weights inside is kept. Blocks may be nested.
+        """
+        reason = object()
+        self._weights.hold(reason)
+        try:
+            yield
+        finally:
+            self._weights.release(reason)
 
     def eval(self) -> None:
-        """Give the clean weights until :meth:`train` is called. May be called twice."""
+        """Restore the clean weights until :meth:`train` is called. May be called twice."""
+        self._weights.hold("eval")
 
     def train(self) -> None:
-        """Put the noise back that :meth:`eval` took away. May be called twice."""
+        """Put back the noise that :meth:`eval` took away. May be called twice."""
+        self._weights.release("eval")
+
+    def clean_copy(self, p: Tensor) -> Tensor:
+        """Copy of the clean weights of a parameter, perturbed or not."""
+        return self._weights.clean_copy(p)
 
     # What a subclass fills in.
 
@@ -174,7 +208,7 @@ class Wrapper(Optimizer):
         """Names of the state that is ours for each parameter; they begin with ``PREFIX``."""
         return []
 
-    def _own_state(self, p: Tensor) -> dict[str, Any]:
+    def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Our state of one parameter, for a state dict."""
         return {}
 
@@ -184,6 +218,12 @@ class Wrapper(Optimizer):
 
     def _check_parameters(self, params: list[Tensor]) -> None:
         check_parameters(params)
+        for number, p in enumerate(params):
+            if foreign_noise(p, self._weights):
+                raise ValueError(
+                    f"parameter {number} of shape {tuple(p.shape)} carries the noise of another "
+                    "optimizer; call eval() on that one first"
+                )
 
     # Groups and draws.
 
@@ -196,6 +236,7 @@ class Wrapper(Optimizer):
             group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
         for key, value in self._options.items():
             group.setdefault(key, value)
+        group["b"] = float(group["b"])
 
     def _latest(self) -> Draw:
         """The record of the latest draw."""
@@ -206,6 +247,7 @@ class Wrapper(Optimizer):
         latest = self._latest()
         for group in self.param_groups:
             _check_group(group)
+            group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
         return [
             latest._replace(number=latest.number + 1, sign=1, noise=group["noise"])
             for group in self.param_groups
@@ -218,7 +260,8 @@ class Wrapper(Optimizer):
 
     def _slots(self) -> dict[Tensor, noise_.Slot]:
         params = self._parameters()
-        if len(self._known_slots) != len(params):  # parameters are only ever added
+        known = self._known_slots
+        if len(known) != len(params) or any(map(operator.is_not, known, params)):
             self._known_slots = slots(params)
         return self._known_slots
 
@@ -227,6 +270,9 @@ class Wrapper(Optimizer):
             return None
         with torch.enable_grad():
             return closure()
+
+    def _has_gradients(self) -> bool:
+        return any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     def _is_real_step(self) -> bool:
         """Whether this step can move a weight: some gradient exists and some rate is not 0.
@@ -250,10 +296,13 @@ class _StateView(MutableMapping[Tensor, dict[str, Any]]):
         self._inner, self._keys = inner, keys
 
     def __getitem__(self, p: Tensor) -> dict[str, Any]:
-        return {**self._inner.get(p, {}), **dict.fromkeys(self._keys)}
+        return _StateEntry(self._inner, p, self._keys)
 
     def __setitem__(self, p: Tensor, state: dict[str, Any]) -> None:
         self._inner[p] = _part(state, ours=False)
+
+    def __contains__(self, p: object) -> bool:
+        return p in self._inner
 
     def __delitem__(self, p: Tensor) -> None:
         del self._inner[p]
@@ -265,10 +314,24 @@ class _StateView(MutableMapping[Tensor, dict[str, Any]]):
         return len(self._inner)
 
 
+class _StateEntry(dict[str, Any]):
+    """A parameter's entry: what is written to the inner optimizer's part arrives there."""
+
+    def __init__(self, inner: MutableMapping[Tensor, Any], p: Tensor, keys: list[str]) -> None:
+        super().__init__(inner.get(p, {}))
+        self.update(dict.fromkeys(keys))
+        self._inner, self._p = inner, p
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if not key.startswith(PREFIX):
+            self._inner.setdefault(self._p, {})[key] = value
+
+
 def _rate(group: dict[str, Any]) -> float:
-    rate = group.get("lr", 1.0)
-    if isinstance(rate, Tensor) and rate.device.type != "cpu":
-        return 1.0  # reading it would make the device wait
+    rate = group.get("lr")
+    if rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
+        return 1.0  # not known: reading it would make the device wait
     return float(rate)
 
 
