@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from neuvar import NVRMSGD
 from neuvar.noise import Draw, standard_noise, whole_slot
+from neuvar.optim import perturbation
 
 SHAPES = [(3, 4), (3,), (2, 3)]
 
@@ -54,10 +56,12 @@ class Machine(RuleBasedStateMachine):
     def step(self, times):
         for _ in range(times):
             self.set_gradients()
+            if not any(p.requires_grad for p in self.model):
+                continue
             if self.held:
                 with pytest.raises(RuntimeError, match="denoised"):
                     self.optimizer.step()
-            elif any(p.requires_grad for p in self.model):
+            else:
                 self.optimizer.step()
                 self.plain.step()
             self.optimizer.zero_grad()
@@ -83,6 +87,24 @@ class Machine(RuleBasedStateMachine):
                     raise KeyError
         except KeyError:
             assert fail
+
+    @precondition(lambda self: self.mode == "exact")
+    @rule(after=st.integers(0, 5))
+    def interrupt(self, after):
+        """Ctrl-C while noise is put back on."""
+        real, calls = perturbation.perturb_, []
+
+        def interrupted(parts, b):
+            if len(calls) == after:
+                raise KeyboardInterrupt
+            calls.append(b)
+            real(parts, b)
+
+        with contextlib.suppress(KeyboardInterrupt), self.optimizer.denoised():
+            perturbation.perturb_ = interrupted
+        perturbation.perturb_ = real
+        with self.optimizer.denoised():
+            pass
 
     @rule()
     def eval(self):
