@@ -378,6 +378,21 @@ def test_frozen_parameters_are_left_alone(mode):
     assert not same(weights(model)[1:2], clean(model, optimizer)[1:2])
 
 
+@modes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_way_for_accelerators_gives_the_same_weights(mode, dtype, monkeypatch):
+    if mode == "replay" and dtype is torch.bfloat16:
+        dtype = torch.float64
+    models = network(dtype=dtype), network(dtype=dtype)
+    optimizers = [NVRMSGD(m.parameters(), lr=0.1, b=0.1, mode=mode) for m in models]
+    train(models[0], optimizers[0], range(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(perturbation, "perturb_", perturbation.perturb_foreach_)
+        train(models[1], optimizers[1], range(5))
+        assert same(clean(models[1], optimizers[1]), clean(models[0], optimizers[0]))
+    assert same(weights(models[1]), weights(models[0]))
+
+
 def test_empty_and_scalar_parameters():
     parameters = [nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))]
     for sampler in ("table", "fresh"):

@@ -203,6 +203,9 @@ def guard(model: nn.Module, optimizer: Wrapper) -> Guard:
     then needs no other change than its optimizer. A guard for a new optimizer replaces that of one
     which was put into evaluation mode.
 
+    Load a distributed checkpoint of both inside ``with optimizer.denoised():``, because torch
+    brings the optimizer's state before the model's.
+
     Two things ask for the live parameters and get them, noise and all: ``parameters()`` and
     ``state_dict(keep_vars=True)``; use them, as averages of weights do, inside
     ``with optimizer.denoised():``.

@@ -18,14 +18,19 @@ Part = tuple[Tensor, Tensor, Tensor]
 
 def perturb_(parts: Sequence[Part], b: float) -> None:
     """Set perturbed weights to clean weights plus b times the draws."""
-    live, clean, z = zip(*parts, strict=True)
-    if live[0].device.type == "cpu":
+    if parts[0][0].device.type == "cpu":
         # One pass over the weights; the foreach operations would make two of it.
-        for one in parts:
-            torch.add(one[1], one[2], alpha=b, out=one[0])
+        for live, clean, z in parts:
+            torch.add(clean, z, alpha=b, out=live)
     else:
-        torch._foreach_copy_(live, clean)
-        torch._foreach_add_(live, z, alpha=b)
+        perturb_foreach_(parts, b)
+
+
+def perturb_foreach_(parts: Sequence[Part], b: float) -> None:
+    """As :func:`perturb_`, with few launches for many tensors."""
+    live, clean, z = zip(*parts, strict=True)
+    torch._foreach_copy_(live, clean)
+    torch._foreach_add_(live, z, alpha=b)
 
 
 class Term(NamedTuple):

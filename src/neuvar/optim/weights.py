@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from neuvar.optim.keeping import NONE, Keeping
-from neuvar.optim.layout import local, reshard
+from neuvar.optim.layout import is_sharded, local, reshard
 from neuvar.optim.perturbation import Perturbation
 
 _CARRIERS = WeakTensorKeyDictionary()
@@ -244,4 +244,4 @@ class NoisyWeights:
 def _mark(p: Tensor) -> tuple[int, int]:
     """Changes whenever the weights are written to."""
     # A sharded parameter counts what is written to it; its shard does not.
-    return p._version, local(p).data_ptr()
+    return p._version, (local(p) if is_sharded(p) else p).data_ptr()
