@@ -228,8 +228,7 @@ def _from_table(
     because the table's mean is 0 their covariance over draws is 0. A lap has as many different
     noises as the table has entries.
     """
-    entries = table(draw.noise, device, TABLE_SIZE)
-    size = entries.numel()
+    entries, size = table(draw.noise, device, TABLE_SIZE), TABLE_SIZE
     at, end = slot.start + low, slot.start + high
     while at < end:
         lap, place = divmod(at, size)

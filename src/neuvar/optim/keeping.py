@@ -76,6 +76,8 @@ class Exact:
             local(p).copy_(self._buffer(p))
 
     def prepare(self, eps: Perturbation, *, updated: Perturbation = NONE) -> None:
+        if eps.terms.keys() == updated.terms.keys() == self._buffers.keys():
+            return  # as in most steps
         for p in updated.terms.keys() - eps.terms.keys():  # it was frozen, or its b is 0 now
             local(p).copy_(self._buffer(p))
         for p in self._buffers.keys() - eps.terms.keys():
@@ -106,10 +108,10 @@ class Exact:
 
     def take_back(self, eps: Perturbation) -> None:
         for p in eps.terms:
-            if p in self._lent:
+            if (live := self._lent.pop(p, None)) is not None:
                 if p.data_ptr() != self._buffers[p].data_ptr():  # an optimizer that rebinds data
                     self._buffers[p].copy_(p.data)
-                p.data = self._lent.pop(p)
+                p.data = live
             elif is_sharded(p):
                 self._buffer(p).copy_(local(p))
 

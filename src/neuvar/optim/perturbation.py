@@ -86,7 +86,8 @@ class Perturbation:
         """Whether weights are, to the bit, the clean ones plus the noise of a parameter."""
         slot, draw, b = self.terms[p]
         for part in _parts(live, clean, slot, draw):
-            for x, c, z in zip(*(t.split(BLOCK) for t in part), strict=True):  # to need no memory
+            chunks = (t.flatten().split(BLOCK) for t in part)  # not to need memory
+            for x, c, z in zip(*chunks, strict=True):
                 if not same_bits(x, torch.add(c, z, alpha=draw.sign * b).to(x.dtype)):
                     return False
         return True
@@ -100,12 +101,12 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 
 def _parts(live: Tensor, clean: Tensor, slot: Slot, draw: Draw) -> Iterator[Part]:
     """Split a parameter into the pieces that its noise comes in."""
-    if live.is_contiguous() and clean.is_contiguous():
-        x, c = live.view(-1), clean.view(-1)
-        for low, high, z in pieces(slot, draw, live.device):
-            if high - low == x.numel():
-                yield x, c, z
-            else:
-                yield x[low:high], c[low:high], z
-    else:
+    if not (live.is_contiguous() and clean.is_contiguous()):
         yield live, clean, standard_noise(slot, draw, live.device)
+        return
+    size = live.numel()
+    for low, high, z in pieces(slot, draw, live.device):
+        if high - low == size:
+            yield live, clean, z.view_as(live)
+        else:
+            yield live.view(-1)[low:high], clean.view(-1)[low:high], z

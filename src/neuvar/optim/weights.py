@@ -151,6 +151,8 @@ class NoisyWeights:
                 "an earlier call was interrupted while noise was put on or taken off, which "
                 "mode='replay' cannot mend; load the model and the optimizer from a checkpoint"
             )
+        if not thorough and all(mark == _mark(p) for p, mark in self._written.items()):
+            return
         for p in self.carried.terms:
             self._refuse_if_changed(p, thorough=thorough)
 
