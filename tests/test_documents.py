@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import neuvar
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -53,3 +55,9 @@ def test_constraints_are_exact():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
     assert "torch==2.13.0" in pins
+
+
+def test_every_public_name_has_its_place_in_the_api():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    described = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith(":::")}
+    assert set(neuvar.__all__) <= described

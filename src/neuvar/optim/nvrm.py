@@ -57,7 +57,7 @@ class NVRM(Wrapper):
         mode: ``"exact"`` keeps the clean weights to the bit in a buffer as large as the
             parameters; ``"replay"`` keeps no buffer and subtracts the noise again, which rounds
             each weight twice a step: an error of at most one unit in the last place of
-            :math:`|\theta| + |\epsilon|`. Half precision needs ``"exact"``.
+            ``abs(θ) + abs(ε)``. Half precision needs ``"exact"``.
         sampler: ``"table"`` reads a table of precomputed draws at a random place, ``"fresh"``
             draws anew.
         ranks: under data parallelism, ``"shared"`` gives every process the same noise and
