@@ -25,6 +25,21 @@ def foreign_noise(p: Tensor, own: NoisyWeights | None) -> bool:
     return carrier is not None and carrier is not own and p in carrier.carried.terms
 
 
+@contextmanager
+def held_clean(params: Iterable[Tensor]) -> Iterator[None]:
+    """Keep parameters free of the noise of whichever optimizer trains them."""
+    found = (_CARRIERS.get(p, lambda: None)() for p in params)
+    carriers: list[NoisyWeights] = list({id(c): c for c in found if c is not None}.values())
+    reason = object()
+    try:
+        for carrier in carriers:
+            carrier.hold(reason)
+        yield
+    finally:
+        for carrier in carriers:
+            carrier.release(reason)
+
+
 class NoisyWeights:
     """Puts noise on parameters and takes it off, and notices if somebody else writes to them."""
 

@@ -1,0 +1,391 @@
+"""The model is left as found, all forms of data mean the same, and so do all ways to evaluate."""
+
+import collections
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from neuvar import NVRMSGD, guard, neural_variability
+from neuvar.measures import curvature_check, hessian_trace, keskar_sharpness
+from neuvar.measures.landscape import Landscape
+from tests.landscapes import classes, classifier
+from tests.toy import same
+
+MEASURES = {
+    "variability": lambda *a, **k: neural_variability(*a, b=0.1, draws=8, **k),
+    "one by one": lambda *a, **k: neural_variability(*a, b=0.1, draws=8, vectorize=False, **k),
+    "together": lambda *a, **k: neural_variability(*a, b=0.1, draws=8, vectorize=True, **k),
+    "reestimated": lambda *a, **k: neural_variability(
+        *a, b=0.1, draws=8, batchnorm="reestimate", **k
+    ),
+    "hessian": lambda *a, **k: hessian_trace(*a, probes=2, **k),
+    "check": lambda *a, **k: curvature_check(*a, b=0.1, draws=8, **k),
+    "keskar": lambda *a, **k: keskar_sharpness(*a, steps=2, **k),
+    "subspace": lambda *a, **k: keskar_sharpness(*a, steps=2, subspace=3, **k),
+}
+
+
+def everything(model):
+    """All that a measure could leave changed, as something that can be compared."""
+    return (
+        [p.detach().clone() for p in model.parameters()],
+        [(id(p), p._version, p.requires_grad, id(p.grad)) for p in model.parameters()],
+        [p.grad.clone() for p in model.parameters() if p.grad is not None],
+        [id(b) for b in model.buffers()],
+        [b.clone() for b in model.buffers()],
+        [module.training for module in model.modules()],
+        torch.get_rng_state(),
+        str(np.random.get_state()),  # noqa: NPY002
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
+
+
+def assert_as_found(before, after):
+    for first, second in zip(before, after, strict=True):
+        if isinstance(first, torch.Tensor):
+            assert torch.equal(first, second)
+        elif isinstance(first, list) and first and isinstance(first[0], torch.Tensor):
+            assert same(first, second)
+        else:
+            assert first == second
+
+
+def lived_in_model():
+    """A model in the middle of somebody's work."""
+    model = classifier().train()
+    model[1].eval()
+    model[0].bias.requires_grad_(False)
+    x, y = classes()
+    cross_entropy(model(x), y).backward()
+    return model
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_everything_is_left_as_found(measure):
+    model = lived_in_model()
+    loader = DataLoader(TensorDataset(*classes()), batch_size=16, shuffle=True)
+    before = everything(model)
+    MEASURES[measure](model, cross_entropy, loader)
+    assert_as_found(before, everything(model))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_also_after_an_error_in_the_middle(measure, error):
+    model, calls = lived_in_model(), []
+
+    def loss(outputs, targets):
+        calls.append(1)
+        if len(calls) > 1:
+            raise error("enough")
+        return cross_entropy(outputs, targets)
+
+    before = everything(model)
+    with pytest.raises(error, match="enough"):
+        MEASURES[measure](model, loss, classes())
+    assert_as_found(before, everything(model))
+
+
+def test_a_backward_pass_may_still_be_to_come():
+    model = classifier().eval()
+    x, y = classes()
+    pending = cross_entropy(model(x), y)
+    neural_variability(model, cross_entropy, (x, y), b=0.5)
+    pending.backward()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("keep", ["exact", "replay"])
+def test_an_optimizers_noise_is_off_meanwhile_and_back_afterwards(guarded, keep):
+    model, data = classifier(), classes()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.3, mode=keep)
+    if guarded:
+        guard(model, optimizer)
+    cross_entropy(model(data[0]), data[1]).backward()
+    optimizer.step()
+    with optimizer.denoised():
+        expected = neural_variability(model, cross_entropy, data, b=0.1, vectorize=False)
+    noisy = [p.detach().clone() for p in model.parameters()]
+    found = neural_variability(model, cross_entropy, data, b=0.1, vectorize=False)
+    assert found == expected
+    assert same(noisy, [p.detach() for p in model.parameters()])
+    optimizer.step()  # and it goes on
+
+
+Batch = collections.namedtuple("Batch", "inputs targets")
+
+
+def test_all_forms_of_data_mean_the_same():
+    x, y = classes(50)
+    model = classifier()
+    pair = neural_variability(model, cross_entropy, (x, y), b=0.1, batch_size=13)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, *, features):
+            return self.inner(features)
+
+    cuts = [slice(0, 7), slice(7, 31), slice(31, 50)]
+    forms = {
+        "loader": (model, DataLoader(TensorDataset(x, y), batch_size=11, shuffle=True)),
+        "list": (model, [(x[c], y[c]) for c in cuts]),
+        "lists": (model, [[x[c], y[c]] for c in cuts]),
+        "named": (model, [Batch(x[c], y[c]) for c in cuts]),
+        "dict": (Named(), [{"features": x[c], "labels": y[c]} for c in cuts]),
+    }
+    for form, (used, data) in forms.items():
+        found = neural_variability(used, cross_entropy, data, b=0.1)
+        assert found.clean == pytest.approx(pair.clean, rel=1e-6), form
+        assert found.difference == pytest.approx(pair.difference, rel=1e-4), form
+        assert found.clean_accuracy == pytest.approx(pair.clean_accuracy), form
+
+
+def test_feed_reads_unusual_batches():
+    x, y = classes(50)
+    model = classifier()
+    data = [{"pixels": x, "meta": "text", "answer": y}]
+    found = neural_variability(
+        model,
+        cross_entropy,
+        data,
+        b=0.1,
+        feed=lambda m, batch: (m(batch["pixels"]), batch["answer"]),
+    )
+    pair = neural_variability(model, cross_entropy, (x, y), b=0.1)
+    assert found.difference == pytest.approx(pair.difference, rel=1e-6)
+
+
+def test_random_data_are_the_same_in_every_pass():
+    """An augmentation, and a loader that leaves out a random rest, do not blur the difference."""
+    x, y = classes(50)
+
+    class Jittered(TensorDataset):
+        def __getitem__(self, index):
+            inputs, target = super().__getitem__(index)
+            jitter = torch.rand(5) + random.random() + np.random.rand()  # noqa: NPY002
+            return inputs + jitter, target
+
+    loader = DataLoader(
+        Jittered(x, y),
+        batch_size=16,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(5),
+    )
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(float(outputs.detach().sum()))
+        return outputs.square().mean()
+
+    state = loader.generator.get_state()
+    model = nn.Linear(5, 3)
+    with Landscape(model, loss, loader) as landscape:
+        landscape.read()
+        landscape.read()
+    assert seen[:3] == seen[3:6] == seen[6:9]
+    assert torch.equal(loader.generator.get_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            lambda: ((x, y) for x, y in [classes()]),
+            "generator, which can be gone through only once",
+        ),
+        (lambda: zip([1], [2], strict=True), "zip, which can be gone through only once"),
+        (lambda: TensorDataset(*classes()), "put it into a DataLoader"),
+        (lambda: classes()[0], "data must be a pair of tensors"),
+        (lambda: 7, "data must be a pair of tensors"),
+        (list, "data is empty"),
+        (lambda: (torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)), "data is empty"),
+        (lambda: (torch.zeros(3, 5), torch.zeros(4)), "must have the same length"),
+        (lambda: [{"inputs": 1, "answers": 2}], "under one of labels, label"),
+        (lambda: [torch.zeros(3, 5)], "a batch must be a tuple"),
+    ],
+)
+def test_data_that_cannot_be_measured_on_get_a_sentence(data, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        neural_variability(classifier(), cross_entropy, data(), b=0.1)
+
+
+def test_data_that_change_are_noticed():
+    class Shrinking:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            x, y = classes()
+            return iter([(x[self.passes :], y[self.passes :])])
+
+    with pytest.raises(ValueError, match="data must be the same in every pass"):
+        neural_variability(classifier(), cross_entropy, Shrinking(), b=0.1)
+
+
+def test_several_at_once_gives_the_same_as_one_by_one():
+    model, data = classifier(), classes()
+    one, many = (
+        neural_variability(model, cross_entropy, data, b=0.1, draws=40, vectorize=vectorize)
+        for vectorize in (False, True)
+    )
+    assert many.difference == pytest.approx(one.difference, rel=1e-4)
+    assert many.stderr == pytest.approx(one.stderr, rel=1e-4)
+    assert many.accuracy.mean == pytest.approx(one.accuracy.mean, abs=1e-6)
+
+
+def test_batching_is_used_only_where_it_works():
+    class Recurrent(nn.Module):
+        """Its weights are known to it by other ways than by name."""
+
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.LSTM(5, 4, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.cell(x.unsqueeze(1))[0][:, -1])
+
+    class Branching(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if y.sum() > 0 else 2 * y
+
+    for model in (Recurrent(), Branching(5, 3)):
+        one, many = (
+            neural_variability(model, cross_entropy, classes(), b=0.2, draws=8, vectorize=vectorize)
+            for vectorize in (False, True)
+        )
+        assert many.difference == pytest.approx(one.difference, rel=1e-4)
+        assert one.delta > 0
+
+
+def test_weights_are_what_they_are_said_to_be():
+    """The readings of a landscape are those of models with these weights, one draw for all data."""
+    model, (x, y) = nn.Linear(5, 3), classes()
+    own = [p.detach().clone() for p in model.parameters()]
+    with Landscape(model, cross_entropy, (x, y), batch_size=9, seed=4) as landscape:
+        noise = landscape.direction(1)
+        (reading,) = landscape.readings(0.3, [1], (1, -1))
+    expected = 0
+    for sign in (1, -1):
+        moved = [w + sign * 0.3 * noise[p] for w, p in zip(own, model.parameters(), strict=True)]
+        expected += float(cross_entropy(x @ moved[0].T + moved[1], y)) / 2
+    assert reading.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_some_parameters_alone():
+    model, data = classifier(), classes()
+    named = neural_variability(
+        model, cross_entropy, data, b=0.1, parameters=["0.weight", "4.weight"], vectorize=False
+    )
+    tensors = neural_variability(
+        model,
+        cross_entropy,
+        data,
+        b=0.1,
+        parameters=[model[4].weight, model[0].weight],
+        vectorize=False,
+    )
+    assert named == tensors
+    with Landscape(model, cross_entropy, data) as every:
+        noise = every.direction(3)[model[4].weight]
+    with Landscape(model, cross_entropy, data, parameters=["4.weight"]) as one:
+        assert torch.equal(one.direction(3)[model[4].weight], noise)
+        assert list(one.slots) == [model[4].weight]
+
+
+@pytest.mark.parametrize("relative_to", ["tensor", "filter"])
+def test_relative_noise_on_a_linear_model_by_calculation(relative_to):
+    model = nn.Linear(4, 3).double()
+    with torch.no_grad():
+        model.weight[1] *= 10
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    y = model(x).detach()
+    w, bias = model.weight.detach(), model.bias.detach()
+    rms = w.square().mean(1) if relative_to == "filter" else w.square().mean().expand(3)
+    each = rms * float(x.square().sum(1).mean()) + bias.square().mean()
+    found = neural_variability(model, mse_loss, (x, y), b=0.1, relative_to=relative_to, draws=2000)
+    assert abs(found.difference - 0.01 * float(each.mean())) < 4 * found.stderr
+
+
+def test_relative_noise_does_not_see_a_rescaling_that_changes_no_output():
+    model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.ReLU(), nn.Linear(7, 3, bias=False))
+    data = classes()
+
+    def measured(relative_to):
+        found = neural_variability(
+            model, cross_entropy, data, b=0.1, relative_to=relative_to, vectorize=False
+        )
+        return found.difference
+
+    before = {r: measured(r) for r in (None, "tensor", "filter")}
+    with torch.no_grad():
+        model[0].weight.mul_(16)
+        model[2].weight.div_(16)
+    assert measured("tensor") == pytest.approx(before["tensor"], rel=1e-3)
+    assert measured("filter") == pytest.approx(before["filter"], rel=1e-3)
+    assert measured(None) > 2 * before[None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions(dtype):
+    model, (x, y) = classifier(), classes()
+    expected = neural_variability(model, cross_entropy, (x, y), b=0.2, draws=200)
+    model.to(dtype)
+    before = [p.detach().clone() for p in model.parameters()]
+    found = neural_variability(model, cross_entropy, (x.to(dtype), y), b=0.2, draws=200)
+    assert found.difference == pytest.approx(expected.difference, rel=0.1)
+    assert same(before, [p.detach() for p in model.parameters()])
+
+
+def test_statistics_of_batch_normalisation():
+    model, data = classifier(), classes()
+    kept = neural_variability(model, cross_entropy, data, b=0.3)
+    anew = neural_variability(model, cross_entropy, data, b=0.3, batchnorm="reestimate")
+    without = neural_variability(nn.Linear(5, 3), cross_entropy, data, b=0.3)
+    assert (kept.batchnorm, anew.batchnorm, without.batchnorm) == ("keep", "reestimate", "absent")
+    assert anew.clean != kept.clean
+    # A shift of the first layer's weights is undone by new statistics.
+    first = {"parameters": ["0.bias"], "b": 5.0}
+    assert (
+        neural_variability(model, cross_entropy, data, batchnorm="reestimate", **first).delta
+        < 1e-5
+        < neural_variability(model, cross_entropy, data, **first).delta
+    )
+
+
+def test_shared_and_frozen_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+            self.second.weight = self.first.weight
+            self.head = nn.Linear(5, 3).requires_grad_(False)
+
+        def forward(self, x):
+            return self.head(self.second(self.first(x)))
+
+    model = Tied()
+    one, many = (
+        neural_variability(model, cross_entropy, classes(), b=0.2, vectorize=vectorize)
+        for vectorize in (False, True)
+    )
+    assert many.difference == pytest.approx(one.difference, rel=1e-4)
+
+
+def test_a_compiled_model_is_measured_in_place():
+    model, data = nn.Linear(5, 3), classes()
+    compiled = torch.compile(model, backend="eager")
+    plain = neural_variability(model, cross_entropy, data, b=0.2, vectorize=False)
+    found = neural_variability(compiled, cross_entropy, data, b=0.2, vectorize=False)
+    assert found.difference == pytest.approx(plain.difference, rel=1e-5)
