@@ -1,6 +1,8 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
+from neuvar import bounds, labels, measures, models
 from neuvar.guard import guard, reestimate_batchnorm
+from neuvar.measures import largest_b, neural_variability, variability_curve
 from neuvar.noise import b_from_std, std_from_b
 from neuvar.optim import (
     NVRM,
@@ -24,8 +26,15 @@ __all__ = [
     "NVRMAdamW",
     "SmoothOut",
     "b_from_std",
+    "bounds",
     "guard",
+    "labels",
+    "largest_b",
+    "measures",
+    "models",
+    "neural_variability",
     "reestimate_batchnorm",
     "split_parameters",
     "std_from_b",
+    "variability_curve",
 ]

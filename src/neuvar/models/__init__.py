@@ -1,0 +1,22 @@
+"""The paper's networks, and small relatives of theirs for a CPU.
+
+Every network is made from a seed: the same seed gives the same weights, and the global generator
+is neither read nor advanced. All take a batch first and give one score a class.
+"""
+
+from neuvar.models.mobilenet import mobilenet_v2
+from neuvar.models.named import NETWORKS, build
+from neuvar.models.perceptron import MultiHead, mlp, multi_head
+from neuvar.models.residual import resnet
+from neuvar.models.stacked import vgg
+
+__all__ = [
+    "NETWORKS",
+    "MultiHead",
+    "build",
+    "mlp",
+    "mobilenet_v2",
+    "multi_head",
+    "resnet",
+    "vgg",
+]

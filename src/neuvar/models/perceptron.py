@@ -1,0 +1,133 @@
+"""Fully connected networks, with one head or with one for each task."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from neuvar.models.seeded import checked_size, checked_sizes, seeded
+
+
+class Perceptron(nn.Module):
+    """Linear layers with a ReLU after each but the last; see :func:`mlp`."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*_layers(sizes)[:-1])
+        self._inputs = sizes[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of flattened inputs."""
+        scores: Tensor = self.layers(_flat(x, self._inputs))
+        return scores
+
+
+def mlp(sizes: Iterable[int] = (784, 1024, 1024, 10), *, seed: int) -> Perceptron:
+    """Make a fully connected network with ReLUs, by default the paper's for MNIST.
+
+    Args:
+        sizes: units of each layer, from the inputs to the classes.
+        seed: what the weights depend on.
+
+    Returns:
+        A network that takes floating point inputs of any shape (n, ...) with as many elements each
+        as the first layer has units.
+
+    >>> import torch
+    >>> model = mlp(seed=0)
+    >>> model(torch.zeros(2, 28, 28)).shape, sum(p.numel() for p in model.parameters())
+    (torch.Size([2, 10]), 1863690)
+    """
+    checked = checked_sizes("sizes", sizes, at_least=2)
+    return seeded(lambda: Perceptron(checked), seed)
+
+
+class MultiHead(nn.Module):
+    """A fully connected network with one output layer for each task; see :func:`multi_head`.
+
+    One task is selected, the first to begin with. The heads of all others are frozen: they need no
+    gradient and hold none. Optimizers therefore pass them by, with their weight decay and their
+    momentum, and NVRM draws no noise for them; it makes no difference whether an optimizer was
+    given all parameters or only those that need gradients.
+
+    With an optimizer that outlives :meth:`select`, the head that was selected before may carry
+    noise until the next step; :func:`neuvar.guard` and ``denoised()`` hide it as any other.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], tasks: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*_layers(sizes[:-1]))
+        self.heads = nn.ModuleList(nn.Linear(sizes[-2], sizes[-1]) for _ in range(tasks))
+        self.task = 0
+        self._inputs = sizes[0]
+
+    def select(self, task: int) -> None:
+        """Train the head of a task from now on, and freeze all others.
+
+        >>> model = multi_head((4, 8, 2), tasks=3, seed=0)
+        >>> model.select(2)
+        >>> [head.weight.requires_grad for head in model.heads]
+        [False, False, True]
+        """
+        self.task = self._checked(task)
+        for number, head in enumerate(self.heads):
+            head.requires_grad_(number == self.task)
+            if number != self.task:
+                head.zero_grad(set_to_none=True)  # a gradient left over would still move it
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Scores of flattened inputs by the head of a task, by default the selected one."""
+        head = self.heads[self.task if task is None else self._checked(task)]
+        scores: Tensor = head(self.body(_flat(x, self._inputs)))
+        return scores
+
+    def _checked(self, task: int) -> int:
+        if isinstance(task, bool) or not hasattr(task, "__index__"):
+            raise ValueError(f"task must be an int, got {task!r}")
+        if not 0 <= task < len(self.heads):
+            raise ValueError(f"task must be from 0 to {len(self.heads) - 1}, got {task}")
+        return operator.index(task)
+
+
+def multi_head(
+    sizes: Iterable[int] = (784, 1024, 1024, 2), *, tasks: int = 5, seed: int
+) -> MultiHead:
+    """Make a fully connected network with a head for each task, by default that of Split MNIST.
+
+    Args:
+        sizes: units of each layer, from the inputs to the classes of one task.
+        tasks: how many heads there are.
+        seed: what the weights depend on.
+
+    Returns:
+        A network whose first head is selected; see :class:`MultiHead`.
+
+    >>> import torch
+    >>> model = multi_head(seed=0)
+    >>> model.select(3)
+    >>> x = torch.ones(2, 784)
+    >>> torch.equal(model(x), model(x, task=3)), torch.equal(model(x), model(x, task=0))
+    (True, False)
+    """
+    checked = checked_sizes("sizes", sizes, at_least=3)
+    heads = checked_size("tasks", tasks)
+    model = seeded(lambda: MultiHead(checked, heads), seed)
+    model.select(0)
+    return model
+
+
+def _layers(sizes: tuple[int, ...]) -> list[nn.Module]:
+    pairs = [(nn.Linear(inputs, outputs), nn.ReLU()) for inputs, outputs in pairwise(sizes)]
+    return [layer for pair in pairs for layer in pair]
+
+
+def _flat(x: Tensor, inputs: int) -> Tensor:
+    if math.prod(x.shape[1:]) != inputs:
+        raise ValueError(
+            f"inputs must be (n, ...) with {inputs} elements each, got the shape {tuple(x.shape)}"
+        )
+    return x.flatten(1)
