@@ -13,12 +13,8 @@ import torch
 from hypothesis import given, settings
 from scipy import stats
 
-from neuvar.measures.memorization import (
-    Plateau,
-    _student,
-    label_memorization,
-    plateau_noise_rate,
-)
+from neuvar.measures.memorization import label_memorization
+from neuvar.measures.plateau import Plateau, plateau_noise_rate
 from neuvar.measures.proportion import Proportion
 
 # --- proportions ---
@@ -369,14 +365,6 @@ def test_coverage_of_the_interval(epochs, autocorrelation, least, least_without_
     assert least_without_n - slack < held_without_n / trials < 0.97 + slack
 
 
-@pytest.mark.parametrize("degrees", [3, 3.7, 8, 40, 1e6])
-@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
-def test_student(degrees, confidence):
-    level = (1 + confidence) / 2
-    expected = stats.t.ppf(level, degrees)
-    assert _student(stats.norm.ppf(level), degrees) == pytest.approx(expected, rel=0.01)
-
-
 def test_interval_stays_between_0_and_1():
     found = Plateau(True, 0.99, 0.0, 0.0, 0.1, 3.0, 10, None)
     assert found.interval()[0] == 0
@@ -396,11 +384,11 @@ GOOD = [0.5] * 12
         ([*GOOD, -0.1], {}, "train_accuracy must be between 0 and 1, got -0.1"),
         ([*GOOD, math.nan], {}, "train_accuracy must be between 0 and 1, got nan"),
         ("0.5", {}, "train_accuracy must be a tensor, an array or a list of numbers, got str"),
-        (GOOD, {"n": 0}, "n must be a whole number >= 1 or None, got 0"),
-        (GOOD, {"n": 100.0}, "n must be a whole number >= 1 or None, got 100.0"),
-        (GOOD, {"window": 9}, "window must be a whole number from 10 to 12, .* got 9"),
-        (GOOD, {"window": 13}, "window must be a whole number from 10 to 12, .* got 13"),
-        (GOOD, {"window": 10.0}, "window must be a whole number from 10 to 12, .* got 10.0"),
+        (GOOD, {"n": 0}, "n must be a whole number >= 1, got 0"),
+        (GOOD, {"n": 100.0}, "n must be a whole number >= 1, got 100.0"),
+        (GOOD, {"window": 9}, "window must be a whole number >= 10, got 9"),
+        (GOOD, {"window": 13}, "window must be at most the 12 epochs given, got 13"),
+        (GOOD, {"window": 10.0}, "window must be a whole number >= 10, got 10.0"),
         (GOOD, {"tolerance": 0.0}, "tolerance must be a number between 0 and 1, got 0.0"),
         (GOOD, {"tolerance": 1}, "tolerance must be a number between 0 and 1, got 1"),
         (GOOD, {"tolerance": math.nan}, "tolerance must be a number between 0 and 1, got nan"),

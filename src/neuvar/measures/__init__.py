@@ -6,12 +6,8 @@ from neuvar.measures.curve import Curve, LargestB, largest_b, variability_curve
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.forgetting import Average, Forgetting, delta_ab, forgetting
 from neuvar.measures.generalization import GeneralizationGap, generalization_gap
-from neuvar.measures.memorization import (
-    Memorization,
-    Plateau,
-    label_memorization,
-    plateau_noise_rate,
-)
+from neuvar.measures.memorization import Memorization, label_memorization
+from neuvar.measures.plateau import Plateau, plateau_noise_rate
 from neuvar.measures.proportion import Proportion
 from neuvar.measures.sharpness import Sharpness, keskar_sharpness
 from neuvar.measures.variability import Variability, expected_sharpness, neural_variability

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar.measures.checks import probability, whole_number
 from neuvar.measures.memorization import class_numbers, tensor
-from neuvar.measures.proportion import is_int, normal_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ class Calibration:
                 from matplotlib import pyplot
             except ImportError:
                 raise ImportError(
-                    "plot() needs matplotlib, which is not installed; pip install matplotlib"
+                    'plot() needs matplotlib, which is not installed; pip install "neuvar[plot]"'
                 ) from None
             ax = pyplot.subplots(figsize=(4.8, 4.8), layout="constrained")[1]
         _draw(self, ax)
@@ -180,8 +180,7 @@ def calibration_error(
             f"{(n, classes)}, got {len(truth)} up to {truth.max().item()}"
         )
     for name, value, least in (("bins", bins, 1), ("resamples", resamples, 100), ("seed", seed, 0)):
-        if not is_int(value, at_least=least):
-            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        whole_number(name, value, least=least)
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
     largest, predicted = probabilities.max(dim=1)
@@ -280,7 +279,7 @@ SCHEMES: dict[str, Callable[[Array, int], Array]] = {
 
 def _central(values: tuple[float, ...], confidence: float) -> tuple[float, float]:
     """The central part of a sample that holds this share of it."""
-    normal_quantile(confidence)  # refuses what is no confidence
+    confidence = probability("confidence", confidence)
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 

@@ -32,13 +32,11 @@ class Curve:
         """The scales."""
         return tuple(point.b for point in self.points)
 
-    def plot(
-        self, axes: Axes | None = None, *, show: str = "loss", label: str | None = None
-    ) -> Axes:
+    def plot(self, ax: Axes | None = None, *, show: str = "loss", label: str | None = None) -> Axes:
         """Draw loss or accuracy at perturbed weights against b, with the interval as a band.
 
         Args:
-            axes: Where to draw; new ones by default.
+            ax: Where to draw; new ones by default.
             show: ``"loss"`` or ``"accuracy"``.
             label: Name of the model, for a legend.
         """
@@ -46,18 +44,18 @@ class Curve:
             raise ValueError(f"show must be 'loss' or 'accuracy', got {show!r}")
         if show == "accuracy" and any(point.accuracy is None for point in self.points):
             raise ValueError("there is no accuracy to show: the targets are no classes")
-        if axes is None:
-            axes = _new_axes()
+        if ax is None:
+            ax = _new_axes()
         mean, low, high = zip(*(_height(point, show) for point in self.points), strict=True)
-        (line,) = axes.plot(self.b, mean, marker="o", markersize=3.5, label=label)
-        axes.fill_between(self.b, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        (line,) = ax.plot(self.b, mean, marker="o", markersize=3.5, label=label)
+        ax.fill_between(self.b, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         first = self.points[0]
         unit = f", relative to each {first.relative_to}" if first.relative_to else ""
-        axes.set_xlabel(f"scale b of {first.noise} noise on the weights{unit}")
-        axes.set_ylabel(show)
+        ax.set_xlabel(f"scale b of {first.noise} noise on the weights{unit}")
+        ax.set_ylabel(show)
         if label:
-            axes.legend(frameon=False)
-        return axes
+            ax.legend(frameon=False)
+        return ax
 
 
 def _new_axes() -> Axes:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from neuvar.measures.checks import probability, whole_number
+
 
 @dataclass(frozen=True)
 class Proportion:
@@ -28,8 +30,7 @@ class Proportion:
 
     def __post_init__(self) -> None:
         for name, number in (("count", self.count), ("of", self.of)):
-            if not is_int(number, at_least=0):
-                raise ValueError(f"{name} must be a whole number >= 0, got {number!r}")
+            whole_number(name, number, least=0)
         if self.count > self.of:
             raise ValueError(f"count must be at most of = {self.of}, got {self.count}")
 
@@ -59,21 +60,9 @@ class Proportion:
         return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)
 
 
-def is_int(value: object, *, at_least: int) -> bool:
-    """Whether a value is an int, and not a bool, of at least this size."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-
-
-def is_between_0_and_1(value: object) -> bool:
-    """Whether a value is a float strictly between 0 and 1."""
-    return isinstance(value, float) and 0 < value < 1
-
-
 def normal_quantile(confidence: float) -> float:
     """How many standard errors a two-sided interval of this confidence reaches to either side."""
-    if not is_between_0_and_1(confidence):
-        raise ValueError(f"confidence must be a number between 0 and 1, got {confidence!r}")
-    return -NormalDist().inv_cdf((1 - confidence) / 2)
+    return -NormalDist().inv_cdf((1 - probability("confidence", confidence)) / 2)
 
 
 def wilson(share: float, of: float, z: float) -> tuple[float, float]:
