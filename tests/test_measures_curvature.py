@@ -143,7 +143,7 @@ def test_keskar_sharpness_in_a_random_subspace():
     model = quadratic(6)
     columns = torch.stack(
         [
-            standard_noise(whole_slot((6,)), Draw(k, sampler="fresh", seed=3)).double()
+            standard_noise(whole_slot((6,)), Draw(k, sampler="fresh", seed=3, rank=-1)).double()
             for k in (1, 2)
         ],
         dim=1,
@@ -153,7 +153,7 @@ def test_keskar_sharpness_in_a_random_subspace():
     corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 2) * width
     heights = [float(w @ model.hessian @ w) / 2 for w in model.w.detach() + corners @ columns.T]
     found = keskar_sharpness(
-        model, as_loss, one_example(), epsilon=0.05, subspace=2, seed=3, starts=4
+        model, as_loss, one_example(), epsilon=0.05, subspace=2, seed=3, starts=12
     )
     assert found.highest == pytest.approx(max(heights), rel=1e-6)
     assert found.subspace == 2
@@ -212,3 +212,35 @@ def test_a_loss_that_cannot_be_batched_has_a_gap_too():
     assert found.loss_gap.mean == pytest.approx(0, abs=1e-6)
     assert found.accuracy_gap is None
     assert found.test_accuracy is None
+
+
+def test_attention_has_a_trace_and_a_constant_loss_has_none():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 3))
+    data = torch.randn(6, 3, 4), torch.arange(6) % 3
+    assert hessian_trace(model, cross_entropy, data, probes=4).stderr > 0
+    with pytest.raises(ValueError, match="the loss has no derivative"):
+        hessian_trace(model, lambda o, t: (o > 0).float().mean(), data)
+
+
+def test_without_curvature_there_is_no_ratio():
+    model = nn.Linear(3, 1)
+    check = curvature_check(model, lambda o, t: o.mean(), (torch.ones(2, 3), torch.zeros(2)), b=0.1)
+    assert math.isnan(check.ratio)
+
+
+def test_a_loss_that_overflows_is_infinitely_sharp():
+    model = Quadratic(torch.eye(3), torch.ones(3))
+
+    def loss(outputs, targets):
+        return torch.where(outputs.mean() < 2, outputs.mean(), torch.inf)
+
+    found = keskar_sharpness(model, loss, one_example(), epsilon=0.5)
+    assert found.value == math.inf
+
+
+def test_a_loss_with_class_weights_has_no_gap():
+    model = nn.Linear(5, 3)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.1]))
+    with pytest.raises(ValueError, match="loss must be the mean of the losses of single examples"):
+        generalization_gap(model, weighted, classes(40), classes(40))

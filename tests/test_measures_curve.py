@@ -103,7 +103,7 @@ def test_where_no_noise_is_too_much_or_any_is():
     assert found.b == found.interval[1] == math.inf
     assert found.interval[0] == 1e3
     steep = Quadratic(1e20 * torch.eye(3).double(), torch.zeros(3).double())
-    found = largest_b(steep, as_loss, one_example(), delta=0.1, draws=8)
+    found = largest_b(steep, as_loss, one_example(), delta=0.1, draws=64)
     assert found.b == found.interval[0] == 0
     assert found.interval[1] == 1e-7
 

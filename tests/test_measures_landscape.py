@@ -1,6 +1,7 @@
 """The model is left as found, all forms of data mean the same, and so do all ways to evaluate."""
 
 import collections
+import copy
 import random
 
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from neuvar import NVRMSGD, guard, neural_variability
 from neuvar.measures import curvature_check, hessian_trace, keskar_sharpness
 from neuvar.measures.landscape import Landscape
+from neuvar.measures.reading import hit_rate
 from tests.landscapes import classes, classifier
 from tests.toy import same
 
@@ -389,3 +391,193 @@ def test_a_compiled_model_is_measured_in_place():
     plain = neural_variability(model, cross_entropy, data, b=0.2, vectorize=False)
     found = neural_variability(compiled, cross_entropy, data, b=0.2, vectorize=False)
     assert found.difference == pytest.approx(plain.difference, rel=1e-5)
+
+
+class Merging(nn.Module):
+    """A layer with an adapter that is merged into its weights for evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5))
+        self.adapter = nn.Parameter(torch.randn(3, 5) / 7)
+        self.merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += self.adapter.data if not mode else -self.adapter.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return x @ (self.weight if self.merged else self.weight + self.adapter).T
+
+
+def test_layers_that_act_on_a_change_of_mode():
+    model = nn.Sequential(Merging()).train()
+    before = [p.detach().clone() for p in model.parameters()]
+    alone = Merging()
+    alone.load_state_dict(model[0].state_dict())
+    found = neural_variability(model, cross_entropy, classes(), b=0.1, parameters=["0.weight"])
+    assert same(before, [p.detach() for p in model.parameters()])
+    assert model.training
+    assert model[0].training
+    assert not model[0].merged
+    merged = neural_variability(
+        alone.eval(), cross_entropy, classes(), b=0.1, parameters=["weight"]
+    )
+    assert found.difference == pytest.approx(merged.difference, rel=1e-4)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_what_a_forward_pass_leaves_behind_is_gone(vectorize):
+    class Recording(nn.Linear):
+        def __init__(self):
+            super().__init__(5, 3)
+            self.register_buffer("cache", None)
+            self.last = None
+
+        def forward(self, x):
+            self.last = super().forward(x)
+            self.cache = self.last.detach().mean(0)
+            self.new = self.last
+            return self.last
+
+    model = Recording()
+    neural_variability(model, cross_entropy, classes(), b=0.1, vectorize=vectorize)
+    assert model.last is None
+    assert model.cache is None
+    assert not hasattr(model, "new")
+    copy.deepcopy(model)
+
+
+def test_weights_that_batching_would_miss_are_not_missed_at_small_scales():
+    class Hiding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 5).double())
+            self.known_elsewhere = [self.w]
+
+        def forward(self, x):
+            return x @ self.known_elsewhere[0].T
+
+    model, (x, y) = Hiding(), classes()
+    one, many = (
+        neural_variability(model, cross_entropy, (x.double(), y), b=1e-3, vectorize=vectorize)
+        for vectorize in (False, True)
+    )
+    assert many.difference == one.difference > 0
+
+
+def test_accuracy_only_where_there_are_classes():
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+        def forward(self, tokens):
+            return self.head(self.embed(tokens))
+
+    tokens = torch.arange(42).view(6, 7) % 11
+    found = neural_variability(
+        Language(),
+        lambda o, t: cross_entropy(o.flatten(0, 1), t.flatten()),
+        (tokens, tokens),
+        b=0.1,
+    )
+    assert found.accuracy is None
+    single = neural_variability(
+        nn.Linear(5, 1),
+        lambda o, t: o.square().mean(),
+        (torch.ones(4, 5), torch.ones(4).long()),
+        b=1,
+    )
+    assert single.accuracy is None
+    ignoring = torch.tensor([[9.0, 0], [9, 0], [9, 0]]), torch.tensor([0, 1, -100])
+    assert float(hit_rate(*ignoring)) == 0.5
+
+
+def test_randomness_in_evaluation_is_the_same_in_every_pass():
+    class AlwaysDropping(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5, training=True))
+
+    model, state = AlwaysDropping(5, 3), torch.get_rng_state()
+    found = neural_variability(model, cross_entropy, classes(), b=1e-6, draws=8)
+    assert found.delta < 1e-5
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_generators_of_samplers_are_left_as_found():
+    generator = torch.Generator().manual_seed(3)
+    x, y = classes()
+    sampler = WeightedRandomSampler(torch.ones(60), 40, generator=generator)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, sampler=sampler)
+    state = generator.get_state()
+    found = neural_variability(classifier(), cross_entropy, loader, b=1e-6, draws=8)
+    assert found.delta < 1e-5
+    assert torch.equal(generator.get_state(), state)
+
+
+def test_data_that_change_in_content_are_noticed():
+    class Drifting:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            x, y = classes()
+            return iter([(self.passes * x, y)])
+
+    with pytest.raises(ValueError, match="data must be the same in every pass"):
+        neural_variability(classifier(), cross_entropy, Drifting(), b=0.1)
+
+    class Writing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(0.9))
+
+    with pytest.raises(ValueError, match="the model writes to its inputs"):
+        neural_variability(Writing(5, 3), cross_entropy, classes(), b=0.1)
+
+
+def test_a_buffer_that_cannot_be_written_does_no_harm():
+    model = nn.Linear(5, 3).train()
+    model.register_buffer("constant", torch.ones(1).expand(5))
+    neural_variability(model, cross_entropy, classes(), b=0.1)
+    assert model.training
+
+
+def test_an_assertion_against_batching_is_not_the_users_problem():
+    class Strict(nn.Linear):
+        def forward(self, x):
+            assert type(self.weight) is nn.Parameter
+            return super().forward(x)
+
+    found = neural_variability(Strict(5, 3), cross_entropy, classes(), b=0.1, vectorize=True)
+    assert found.delta > 0
+
+
+def test_measures_and_optimizers_with_one_seed_draw_different_noise():
+    model = nn.Linear(5, 3)
+    optimizer = NVRMSGD(model.parameters(), lr=0.0, b=1.0, seed=4, sampler="fresh")
+    cross_entropy(model(classes()[0]), classes()[1]).backward()
+    before = model.weight.detach().clone()
+    optimizer.step()
+    trained_with = model.weight.detach() - before
+    with Landscape(model, cross_entropy, classes(), seed=4) as landscape:
+        measured_with = landscape.direction(1)[model.weight]
+    assert float((trained_with - measured_with).abs().max()) > 0.1
+
+
+def test_options_are_what_they_say():
+    for options, sentence in (
+        ({"vectorize": "never"}, "vectorize must be True or False"),
+        ({"antithetic": "no"}, "antithetic must be True or False"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            neural_variability(nn.Linear(5, 3), cross_entropy, classes(), b=0.1, **options)
+    model = nn.Linear(5, 3)
+    twice = neural_variability(
+        model, cross_entropy, classes(), b=0.1, parameters=["weight", model.weight]
+    )
+    once = neural_variability(model, cross_entropy, classes(), b=0.1, parameters=["weight"])
+    assert twice == once

@@ -1,6 +1,6 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
-from neuvar import bounds, labels, measures, models
+from neuvar import bounds, continual, data, labels, measures, models
 from neuvar.guard import guard, reestimate_batchnorm
 from neuvar.measures import largest_b, neural_variability, variability_curve
 from neuvar.noise import b_from_std, std_from_b
@@ -27,6 +27,8 @@ __all__ = [
     "SmoothOut",
     "b_from_std",
     "bounds",
+    "continual",
+    "data",
     "guard",
     "labels",
     "largest_b",

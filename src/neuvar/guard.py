@@ -194,6 +194,13 @@ def _guarded_class(base: type[nn.Module]) -> type[nn.Module]:
     )
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers, so that parameters have the same names with and without."""
+    while isinstance(model, (OptimizedModule, nn.DataParallel, DistributedDataParallel)):
+        model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
+    return model
+
+
 def guard(model: nn.Module, optimizer: Wrapper) -> Guard:
     """Make a model show clean weights wherever it is not being trained.
 
@@ -223,8 +230,7 @@ def guard(model: nn.Module, optimizer: Wrapper) -> Guard:
     """
     if not isinstance(optimizer, Wrapper):
         raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
-    while isinstance(model, (OptimizedModule, nn.DataParallel, DistributedDataParallel)):
-        model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
+    model = bare(model)
     known = {p for group in optimizer.param_groups for p in group["params"]}
     if not any(p in known for p in model.parameters()):
         raise ValueError("optimizer trains none of the model's parameters")

@@ -97,7 +97,7 @@ def binary_kl(q: float, p: float) -> float:
     total = 0.0
     for x, y in ((q, p), (1 - q, 1 - p)):
         if x > 0:
-            total += x * math.log(x / y) if y > 0 else math.inf
+            total += x * (math.log(x) - math.log(y)) if y > 0 else math.inf
     return max(total, 0.0)
 
 
@@ -340,8 +340,8 @@ def forgetting_bound(
 
 
 def forgetting_information_bound(
-    information: float, *, examples: int, failure: float = 0.05
-) -> float:
+    information: float, *, examples: int, failure: float = 0.05, ceiling: float = 1.0
+) -> Bound:
     r"""The same in expectation: root mean square of what forgetting leaves unexplained.
 
     .. math::
@@ -356,13 +356,17 @@ def forgetting_information_bound(
     References:
         Xie et al. 2021, section 2.3, last equation.
 
-    >>> round(forgetting_information_bound(600.0, examples=60_000), 3)
+    Args:
+        information: Mutual information of weights and task A's training data, in nats.
+        examples: Size m of task A's training set.
+        failure: Δ.
+        ceiling: Highest value of the loss.
+
+    >>> round(forgetting_information_bound(600.0, examples=60_000).value, 3)
     0.405
     """
     information = _divergence(information, "information")
-    whole_number("examples", examples, least=1)
-    failure = probability("failure", failure)
-    return 4 * math.sqrt((information + math.log(2 * examples / failure)) / examples)
+    return mcallester_bound(0.0, information, examples=examples, failure=failure, ceiling=ceiling)
 
 
 def _bound(
@@ -383,6 +387,7 @@ def _bound(
 def _risk(risk: float, ceiling: float) -> tuple[float, float]:
     """Ceiling and risk as floats, if the one is a ceiling of the other."""
     ceiling = positive("ceiling", ceiling)
+    risk = min(risk, ceiling) if risk <= ceiling * (1 + 1e-9) else risk  # rounding of a sum
     if not 0 <= risk <= ceiling:
         raise ValueError(
             f"risk must be between 0 and the ceiling of the loss, {ceiling:g}, got {risk!r}; "

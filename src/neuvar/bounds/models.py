@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from neuvar.bounds.formulas import (
     Bound,
@@ -25,12 +25,13 @@ from neuvar.bounds.formulas import (
     seeger_bound,
     variability_bound,
 )
+from neuvar.guard import bare
 from neuvar.measures.batches import Feed
-from neuvar.measures.checks import one_of, probability, whole_number
+from neuvar.measures.checks import one_of, probability, whole_number, yes_or_no
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.generalization import each
-from neuvar.measures.landscape import Landscape, Loss
-from neuvar.measures.reading import hit_rate
+from neuvar.measures.generalization import each, refuse_if_no_mean
+from neuvar.measures.landscape import BOUNDS, Landscape, Loss
+from neuvar.measures.reading import are_classes, hit_rate
 from neuvar.optim.weights import held_clean
 
 Weights = nn.Module | Mapping[str, Tensor]
@@ -68,10 +69,9 @@ def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> zero_one(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(0.5000)
     """
-    found = 1 - hit_rate(outputs, targets)
-    if found.isnan().any():
+    if not are_classes(outputs, targets):
         raise ValueError("the 0-1 loss needs scores of classes as outputs and classes as targets")
-    return found
+    return 1 - hit_rate(outputs, targets)
 
 
 def kl_to_prior(
@@ -100,7 +100,7 @@ def _distance(model: nn.Module, centre: Weights | None) -> tuple[float, int]:
     origin = _tensors(centre)
     total, count = 0.0, 0
     with held_clean(model.parameters()):
-        for name, p in model.named_parameters():
+        for name, p in bare(model).named_parameters():
             difference = p.detach().double()
             if origin is not None:
                 if name not in origin or origin[name].shape != p.shape:
@@ -115,7 +115,7 @@ def _tensors(weights: Weights | None) -> dict[str, Tensor] | None:
     if weights is None or isinstance(weights, Mapping):
         return None if weights is None else dict(weights)
     with held_clean(weights.parameters()):
-        return {name: p.detach().clone() for name, p in weights.named_parameters()}
+        return {name: p.detach().clone() for name, p in bare(weights).named_parameters()}
 
 
 def pac_bayes(
@@ -179,8 +179,8 @@ def pac_bayes(
     distance, count = _distance(model, centre)
     found = []
     with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = sum(landscape.batch_sizes), landscape.clean.loss
-        sigmas = _sigmas(sigma, weight_decay, None if paper_prior else m)
+        m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
+        sigmas = _sigmas(sigma, weight_decay, paper_prior, m)
         for value in scales:
             risk = _risk(landscape, value, draws, half / len(scales), ceiling)
             for prior in sigmas:
@@ -275,12 +275,13 @@ def information(
     loss, ceiling = _bounded(loss, clamp)
     distance, count = _distance(model, centre)
     with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = sum(landscape.batch_sizes), landscape.clean.loss
-        (prior,) = _sigmas(sigma, weight_decay, None if paper_prior else m)
+        m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
+        (prior,) = _sigmas(_one(sigma), weight_decay, paper_prior, m)
         risk = _risk(landscape, positive("b", b), draws, 1 - confidence, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
     delta = max(risk.upper - clean, clean - risk.lower, 0.0)
     bound = information_bound(kl, delta, examples=m, sub_gaussian=ceiling / 2)
+    bound = dataclasses.replace(bound, failure=1 - confidence)
     return Certificate(bound, "information", float(b), prior, clean, risk.mean, risk.upper, 1)
 
 
@@ -362,7 +363,7 @@ def forgetting(
         first = _risk(landscape, b, draws, half, ceiling)
     with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
         m = sum(landscape.batch_sizes)
-        (prior,) = _sigmas(sigma, weight_decay, None if paper_prior else m)
+        (prior,) = _sigmas(_one(sigma), weight_decay, paper_prior, m)
         second = _risk(landscape, b, draws, half, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
     rise = second.upper - first.mean.mean
@@ -403,12 +404,13 @@ def _noisy(
     model: nn.Module, loss: Loss, data: Any, seed: int, feed: Feed | None, batch_size: int
 ) -> Landscape:
     """Landscape of a model all of whose learned numbers carry noise."""
-    if any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules()):
+    norms = [m for m in model.modules() if isinstance(m, _NormBase)]
+    if any(isinstance(norm, _BatchNorm) or norm.track_running_stats for norm in norms):
         raise ValueError(
-            "the model has batch normalisation, whose statistics come from the training data and "
-            "carry no noise, so that no PAC-Bayes bound holds for it; use another normalisation"
+            "the model has batch normalisation or the like, whose statistics come from the data "
+            "and carry no noise, so that no PAC-Bayes bound holds for it; use another normalisation"
         )
-    return Landscape(model, loss, data, seed=seed, feed=feed, batch_size=batch_size)
+    return Landscape(model, loss, data, seed=seed, feed=feed, batch_size=batch_size, stream=BOUNDS)
 
 
 def _bounded(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
@@ -423,22 +425,42 @@ def _bounded(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
             "above which an example's loss counts no more"
         )
     ceiling = positive("clamp", clamp)
-    return lambda outputs, targets: each(loss, outputs, targets).clamp(0, ceiling).mean(), ceiling
+    seen: list[bool] = []
+
+    def clamped(outputs: Any, targets: Any) -> Tensor:
+        losses = each(loss, outputs, targets)
+        if not seen:  # once, at the clean weights; later calls may be batched
+            refuse_if_no_mean(loss(outputs, targets), losses)
+            seen.append(True)
+        return losses.clamp(0, ceiling).mean()
+
+    return clamped, ceiling
 
 
 def _several(name: str, value: float | Sequence[float]) -> list[float]:
-    values = [positive(name, x) for x in (value if isinstance(value, Sequence) else [value])]
+    given = value if isinstance(value, (Sequence, np.ndarray)) else [value]
+    values = [positive(name, x) for x in given]
     if not values:
         raise ValueError(f"{name} must hold at least one value")
     return values
 
 
+def _one(sigma: float | None) -> float | None:
+    return None if sigma is None else positive("sigma", sigma)
+
+
 def _sigmas(
-    sigma: float | Sequence[float] | None, weight_decay: float | None, examples: int | None
+    sigma: float | Sequence[float] | None,
+    weight_decay: float | None,
+    paper_prior: bool,
+    examples: int,
 ) -> list[float]:
     if (sigma is None) == (weight_decay is None):
         raise ValueError("give either sigma or weight_decay")
+    yes_or_no("paper_prior", paper_prior)
+    if sigma is not None and paper_prior:
+        raise ValueError("paper_prior says how weight_decay gives sigma; give it with weight_decay")
     if weight_decay is not None:
-        return [prior_sigma(weight_decay, examples=examples)]
+        return [prior_sigma(weight_decay, examples=None if paper_prior else examples)]
     assert sigma is not None
     return _several("sigma", sigma)

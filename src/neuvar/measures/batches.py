@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,22 +32,25 @@ class Batches:
     def __init__(self, data: Any, *, batch_size: int, model: nn.Module) -> None:
         self.batches = _reiterable(data, whole_number("batch_size", batch_size, least=1))
         self.device = next((p.device for p in model.parameters()), None)
-        self._generators = Generators(self.device, getattr(data, "generator", None))
+        self.is_pair = isinstance(self.batches, _Slices)
+        self._generators = Generators(self.device, None if self.is_pair else data)
         self._examples: int | None = None
+        self._versions = self.batches.versions() if isinstance(self.batches, _Slices) else None
 
     @contextmanager
     def one_pass(self) -> Iterator[Iterator[Any]]:
         """Go through the data once."""
-        draws_nothing = isinstance(self.batches, _Slices)
-        with nullcontext() if draws_nothing else self._generators.from_the_start():
+        with self._generators.from_the_start():
             yield (b if self.device is None else to_device(b, self.device) for b in self.batches)
+        if isinstance(self.batches, _Slices) and self.batches.versions() != self._versions:
+            raise ValueError("the model writes to its inputs, so that no two passes see the same")
 
     def saw(self, examples: int) -> None:
         """Refuse data that is empty, or of which a later pass shows more or less than the first."""
-        if not examples:
-            raise ValueError("data is empty; a measurement needs at least one example")
         if self._examples is None:
             self._examples = examples
+        if not self._examples:
+            raise ValueError("data is empty; a measurement needs at least one example")
         if examples != self._examples:
             raise ValueError(
                 f"data must be the same in every pass, but one pass gave {self._examples} examples "
@@ -91,24 +94,37 @@ class _Slices:
             self.inputs.split(self.batch_size), self.targets.split(self.batch_size), strict=True
         )
 
+    def versions(self) -> tuple[int, ...]:
+        """Changes whenever somebody writes to the tensors."""
+        pair = (self.inputs, self.targets)
+        return tuple(t._version for t in pair if not t.is_inference())
+
 
 class Generators:
-    """The generators that data or a model may draw from: their states now, to be had again."""
+    """The generators that data or a model may draw from: their states now, to be had again.
 
-    def __init__(self, device: torch.device | None, own: Any = None) -> None:
-        self.own = own if isinstance(own, torch.Generator) else None
+    Torch's own always; with data, also NumPy's and Python's and those of a loader.
+    """
+
+    def __init__(self, device: torch.device | None, data: Any = None) -> None:
         self.accelerator = device if device is not None and device.type != "cpu" else None
+        self.of_data = data is not None
+        batches = getattr(data, "batch_sampler", None)
+        parts = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
+        found = [getattr(part, "generator", None) for part in parts]
+        self.own = [g for g in found if isinstance(g, torch.Generator)]
         self.found = self._read()
 
     def _read(self) -> tuple[Any, ...]:
         return (
             torch.get_rng_state(),
-            np.random.get_state(),  # noqa: NPY002 - what others draw from it is kept, not used
-            random.getstate(),
-            self.own.get_state() if self.own is not None else None,
             torch.get_device_module(self.accelerator).get_rng_state(self.accelerator)
             if self.accelerator is not None
             else None,
+            [generator.get_state() for generator in self.own],
+            # What others draw from NumPy's global generator is kept, not used.
+            np.random.get_state() if self.of_data else None,  # noqa: NPY002
+            random.getstate() if self.of_data else None,
         )
 
     def restore(self) -> None:
@@ -117,12 +133,13 @@ class Generators:
 
     def _write(self, state: tuple[Any, ...]) -> None:
         torch.set_rng_state(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
-        random.setstate(state[2])
-        if self.own is not None:
-            self.own.set_state(state[3])
         if self.accelerator is not None:
-            torch.get_device_module(self.accelerator).set_rng_state(state[4], self.accelerator)
+            torch.get_device_module(self.accelerator).set_rng_state(state[1], self.accelerator)
+        for generator, own in zip(self.own, state[2], strict=True):
+            generator.set_state(own)
+        if self.of_data:
+            np.random.set_state(state[3])  # noqa: NPY002
+            random.setstate(state[4])
 
     @contextmanager
     def from_the_start(self) -> Iterator[None]:
@@ -136,15 +153,18 @@ class Generators:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with all its tensors on a device; other things stay as they are."""
+    """A batch with all its tensors on a device; it is itself if they are there already."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [to_device(value, device) for value in batch]
+    if isinstance(batch, (dict, tuple, list)) and not hasattr(batch, "to"):
+        items = batch.values() if isinstance(batch, dict) else batch
+        moved = [to_device(item, device) for item in items]
+        if all(new is old for new, old in zip(moved, items, strict=True)):
+            return batch
+        if isinstance(batch, dict):
+            return dict(zip(batch, moved, strict=True))
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+    return batch.to(device) if hasattr(batch, "to") and device.type != "cpu" else batch
 
 
 def feed_batch(model: nn.Module, batch: Any) -> tuple[Any, Any]:

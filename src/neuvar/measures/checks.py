@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 
@@ -15,7 +16,7 @@ def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
         raise ValueError(
             f"{name} must be a whole number{'' if least is None else f' >= {least}'}, got {value!r}"
         )
-    return value
+    return operator.index(value)
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -29,3 +30,9 @@ def probability(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
         raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
     return float(value)
+
+
+def yes_or_no(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")

@@ -11,12 +11,13 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from neuvar.measures.batches import Feed
 from neuvar.measures.checks import whole_number
 from neuvar.measures.estimate import Estimate, student_quantile
 from neuvar.measures.landscape import Landscape, Loss, Options
-from neuvar.measures.reading import scalar
+from neuvar.measures.reading import at_least_single, scalar
 from neuvar.measures.variability import Plan, Variability, measure
 from neuvar.noise import scale
 from neuvar.optim.layout import is_sharded
@@ -86,7 +87,8 @@ class CurvatureCheck:
         measured: The variability.
         predicted: Mean of :math:`\frac12 \epsilon^\top H \epsilon` over the same draws of ε, which
             estimates :math:`\frac12 s^2\,\mathrm{tr}\,H` with s the standard deviation of ε.
-        ratio: Measured difference over predicted one: 1 where b is small enough.
+        ratio: Measured difference over predicted one: 1 where b is small enough, nan without any
+            curvature.
         interval: Of the ratio, at the same confidence; both means share their draws, so it is far
             narrower than either error would suggest.
     """
@@ -149,6 +151,8 @@ def curvature_check(
 
 def _ratio(above: np.ndarray, below: np.ndarray, confidence: float) -> tuple[float, float]:
     """Ratio of two means of paired samples, and half the width of its interval."""
+    if below.mean() == 0:
+        return math.nan, math.nan
     n, ratio = len(above), float(above.mean() / below.mean())
     error = float((above - ratio * below).std(ddof=1) / math.sqrt(n) / abs(below.mean()))
     return ratio, error * student_quantile((1 + confidence) / 2, n - 1)
@@ -198,9 +202,17 @@ def _losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor]]]:
 
     def value(batch: Any) -> Tensor:
         outputs, targets = landscape.feed(landscape.model, batch)
-        return scalar(landscape.loss(outputs, targets))
+        found = scalar(landscape.loss(at_least_single(outputs), targets))
+        if not found.requires_grad:
+            raise ValueError("the loss has no derivative with respect to the parameters")
+        return found
 
-    with _differentiable(params), torch.enable_grad(), landscape.batches.one_pass() as batches:
+    with (
+        _differentiable(params),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),  # fast attention has no second derivative
+        landscape.batches.one_pass() as batches,
+    ):
         yield ((n / sum(sizes), value(batch)) for n, batch in zip(sizes, batches, strict=True))
 
 

@@ -126,7 +126,7 @@ class LargestB:
     """The largest scale of noise under which the loss stays within δ.
 
     Attributes:
-        b: The estimate: the smallest b at which the measured difference reaches δ. Infinite if
+        b: The estimate: where the measured difference reaches δ. Infinite if
             it does not up to ``maximum``, 0 if it does already at ``minimum``.
         interval: Holds the true scale with probability ``confidence``; its upper end is infinite
             if the difference is not surely above δ at ``maximum``, its lower end is 0 if it is
@@ -166,8 +166,8 @@ def largest_b(
     .. math:: \sup\,\{b : |E_\epsilon\,L(\theta + \epsilon, S) - L(\theta, S)| \le \delta\}
 
     It is a measure of flatness in units of the weights: with how much noise on them does the loss
-    change by no more than δ? The difference grows from 0 with b; its first crossing of δ is what
-    is found. All scales see the same draws.
+    change by no more than δ? The difference is taken to grow with b, as it does around a minimum;
+    where it goes up and down, one of its crossings of δ is found. All scales see the same draws.
 
     The interval comes from those of the difference: it holds every b at which the measured
     interval admits a difference of δ. Where the difference grows with b, it has the same
@@ -217,7 +217,7 @@ def largest_b(
 
 
 class _Search:
-    """Looks for the b at which a quantity, 0 at b = 0, first exceeds δ."""
+    """Looks for the b at which a quantity, 0 at b = 0, comes to exceed δ."""
 
     def __init__(
         self,

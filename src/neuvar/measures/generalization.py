@@ -13,7 +13,7 @@ from neuvar.measures.batches import Feed
 from neuvar.measures.checks import probability
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Landscape, Loss
-from neuvar.measures.reading import scalar
+from neuvar.measures.reading import are_classes, at_least_single, scalar
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,23 @@ def example_losses(landscape: Landscape) -> tuple[Tensor, Tensor | None]:
                     "the loss of single examples needs outputs and targets that are tensors, got "
                     f"{type(outputs).__name__} and {type(targets).__name__}"
                 )
+            outputs = at_least_single(outputs)
             losses.append(each(landscape.loss, outputs, targets).double().cpu())
-            if landscape.clean.accuracy == landscape.clean.accuracy:
+            refuse_if_no_mean(landscape.loss(outputs, targets), losses[-1])
+            if are_classes(outputs, targets):
                 right = (outputs.argmax(1) == targets).double().cpu()
-                hits.append(right.flatten(1).mean(1) if right.ndim > 1 else right)
+                hits.append(right.reshape(len(right), -1).mean(1))
     return torch.cat(losses), torch.cat(hits) if hits else None
+
+
+def refuse_if_no_mean(of_batch: Tensor, of_examples: Tensor) -> None:
+    """Refuse a loss that is something else than the mean over a batch of each example's loss."""
+    mean = float(of_examples.mean())
+    if not abs(float(of_batch) - mean) <= 1e-3 * abs(mean) + 1e-6:
+        raise ValueError(
+            "loss must be the mean of the losses of single examples, but with class weights or "
+            f"ignored targets it is not: {float(of_batch):.6g} for a batch whose mean is {mean:.6g}"
+        )
 
 
 def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypedDict
 
 import torch
@@ -14,11 +14,13 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar.guard import reestimate_batchnorm
-from neuvar.measures.batches import Batches, Feed, Generators, batch_length, feed_batch
-from neuvar.measures.checks import one_of, whole_number
+from neuvar.measures.as_found import as_found
+from neuvar.measures.batches import Batches, Feed, batch_length, feed_batch
+from neuvar.measures.checks import one_of, whole_number, yes_or_no
 from neuvar.measures.reading import (
     Reading,
     agree,
+    at_least_single,
     average,
     hit_rate,
     scalar,
@@ -26,7 +28,6 @@ from neuvar.measures.reading import (
 )
 from neuvar.noise import SAMPLERS, Draw, Slot, family, standard_noise
 from neuvar.optim.layout import check_parameters, local, reshard, slots
-from neuvar.optim.weights import held_clean
 
 Loss = Callable[[Any, Any], Tensor]
 """Called as ``loss(outputs, targets)``; returns the mean over the batch."""
@@ -36,6 +37,9 @@ Shift = Mapping[Tensor, Tensor]
 
 SMALL_WORK = 20_000
 """Examples times weights for each tensor of weights, below which calls cost more than numbers."""
+
+MEASURES, BOUNDS = -1, -2
+"""Streams of noise that are nobody else's; those of optimizers are numbered from 0."""
 
 DRAWS_AT_ONCE = 16
 """How many perturbed models are evaluated at once where that is faster."""
@@ -77,6 +81,7 @@ class Landscape:
         feed: Feed | None = None,
         batch_size: int = 1024,
         vectorize: bool | None = None,
+        stream: int = MEASURES,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be a torch module, got {type(model).__name__}")
@@ -86,9 +91,12 @@ class Landscape:
         one_of("batchnorm", batchnorm, ("keep", "reestimate"))
         one_of("sampler", sampler, tuple(SAMPLERS))
         whole_number("seed", seed)
+        if vectorize is not None:
+            yes_or_no("vectorize", vectorize)
         self.model, self.loss, self.feed = model, loss, feed or feed_batch
         self.std, self.relative_to, self.vectorize = family(noise).std, relative_to, vectorize
-        self.kind = Draw(noise=noise, seed=seed, sampler=sampler)
+        # A stream of its own: an optimizer with the same seed has trained with the others.
+        self.kind = Draw(noise=noise, seed=seed, sampler=sampler, rank=stream)
         self.slots = _chosen(model, parameters)
         self.batches = Batches(data, batch_size=batch_size, model=model)
         has_norms = any(
@@ -100,7 +108,7 @@ class Landscape:
 
     def __enter__(self) -> Landscape:
         with ExitStack() as stack:
-            stack.enter_context(_as_found(self.model))
+            stack.enter_context(as_found(self.model))
             # Also where a loss is differentiated, the weights themselves are only read.
             self._centre = {p: local(p).clone() for p in self.slots}
             stack.callback(self.move, None)
@@ -108,6 +116,7 @@ class Landscape:
             self.clean = self.read()
             if not math.isfinite(self.clean.loss):
                 raise ValueError(f"the loss at the model's own weights is {self.clean.loss}")
+            self._refuse_changing_data()
             self._open = stack.pop_all()
         return self
 
@@ -154,37 +163,60 @@ class Landscape:
             for batch in batches:
                 outputs, targets = self.feed(self.model, batch)
                 sizes.append(batch_length(outputs, targets))
-                losses.append(scalar(self.loss(outputs, targets)))
+                losses.append(scalar(self.loss(at_least_single(outputs), targets)))
                 hits.append(hit_rate(outputs, targets))
         self.batches.saw(sum(sizes))
-        self.batch_sizes = sizes
+        self.batch_sizes, self.precision = sizes, torch.finfo(losses[0].dtype).eps
         return Reading(weighted_mean(losses, sizes), weighted_mean(hits, sizes))
+
+    @property
+    def rounding(self) -> float:
+        """By how much arithmetic may be off in a loss."""
+        return self.precision * abs(self.clean.loss)
+
+    def _refuse_changing_data(self) -> None:
+        """Look twice at data that come from somewhere else: persistent workers, for example."""
+        if self.batches.is_pair:
+            return
+        again = self.read().loss
+        if abs(again - self.clean.loss) > 1e-4 * abs(self.clean.loss) + 1e3 * self.rounding:
+            raise ValueError(
+                "data must be the same in every pass, but the loss at the same weights was "
+                f"{self.clean.loss:.6g} and then {again:.6g}"
+            )
 
     def readings(self, b: float, numbers: Iterable[int], signs: Sequence[int]) -> list[Reading]:
         """Mean reading over the given signs of each draw of noise."""
         numbers = list(numbers)
         if b == 0:
             return [self.clean] * len(numbers)
-        found = [self._one_by_one(b, number, signs) for number in numbers[:1]]
+        first = [self._one_by_one(b, number, signs) for number in numbers[:1]]
+        found = first
         if len(numbers) > 1 and self._calls_dominate():
             step = max(1, DRAWS_AT_ONCE // len(signs))
-            together: list[Reading] = []
+            together: list[list[Reading]] = []
             for low in range(0, len(numbers), step):
                 part = self._together(b, numbers[low : low + step], signs)
-                if part is None or not (together or agree(part[0], found[0], self.clean)):
+                if part is None or not (together or self._same(part[0], first[0])):
+                    self.vectorize = False  # it was computed both ways, and they differ
                     break
                 together += part
-            # The first was computed both ways; the models that cannot be batched differ there.
-            found += together[1:]
-        return found + [self._one_by_one(b, n, signs) for n in numbers[len(found) :]]
+            found = together or first
+        found += [self._one_by_one(b, n, signs) for n in numbers[len(found) :]]
+        return [average(pair) for pair in found]
 
-    def _one_by_one(self, b: float, number: int, signs: Sequence[int]) -> Reading:
+    def _same(self, together: list[Reading], alone: list[Reading]) -> bool:
+        # Sign by sign: in their mean the effect of small noise all but cancels.
+        pairs = zip(together, alone, strict=True)
+        return all(agree(one, other, self.clean, self.rounding) for one, other in pairs)
+
+    def _one_by_one(self, b: float, number: int, signs: Sequence[int]) -> list[Reading]:
         direction, found = self.direction(number), []
         for sign in signs:
             self.move(direction, sign * b)
             found.append(self.read())
         self.move(None)
-        return average(found)
+        return found
 
     def _calls_dominate(self) -> bool:
         """Whether evaluating several perturbed models at once is faster than one by one."""
@@ -194,14 +226,17 @@ class Landscape:
         return max(self.batch_sizes) * weights <= SMALL_WORK * len(self.slots)
 
     @torch.no_grad()
-    def _together(self, b: float, numbers: list[int], signs: Sequence[int]) -> list[Reading] | None:
+    def _together(
+        self, b: float, numbers: list[int], signs: Sequence[int]
+    ) -> list[list[Reading]] | None:
         """Readings from one batched evaluation, or None if the model or the loss refuses it."""
         directions = [self.direction(number) for number in numbers]
         names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
-        weights = {
-            names[p]: torch.stack([c + sign * b * d[p] for d in directions for sign in signs])
-            for p, c in self._centre.items()
-        }
+        weights = {}
+        for p, centre in self._centre.items():
+            noise = b * torch.stack([direction[p] for direction in directions])
+            noise = torch.stack([sign * noise for sign in signs], dim=1).flatten(0, 1)
+            weights[names[p]] = (centre + noise).to(centre.dtype)
         sizes, losses, hits = [], [], []
 
         def run(model_weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
@@ -210,7 +245,8 @@ class Landscape:
 
             outputs, targets = self.feed(_Called(call), batch)
             sizes.append(batch_length(outputs, targets))
-            return scalar(self.loss(outputs, targets)), hit_rate(outputs, targets)
+            loss = scalar(self.loss(at_least_single(outputs), targets))
+            return loss, hit_rate(outputs, targets)
 
         try:
             with self.batches.one_pass() as batches, warnings.catch_warnings():
@@ -219,8 +255,8 @@ class Landscape:
                     found = vmap(lambda w, batch=batch: run(w, batch))(weights)
                     losses.append(found[0])
                     hits.append(found[1])
-        except (RuntimeError, ValueError, TypeError, AttributeError, Warning):
-            return None  # one by one, what is wrong for good comes to light again
+        except Exception:  # noqa: BLE001 - one by one, what is wrong for good comes to light again
+            return None
         part = [
             Reading(
                 weighted_mean([x[k] for x in losses], sizes),
@@ -229,7 +265,7 @@ class Landscape:
             for k in range(len(numbers) * len(signs))
         ]
         s = len(signs)
-        return [average(part[k : k + s]) for k in range(0, len(part), s)]
+        return [part[k : k + s] for k in range(0, len(part), s)]
 
 
 class _Called(nn.Module):
@@ -261,32 +297,11 @@ def _chosen(
                 what = repr(item) if isinstance(item, str) else type(item).__name__
                 raise ValueError(f"parameters must be of the model or their names, got {what}")
             wanted.append(p)
+        wanted = list(dict.fromkeys(wanted))
     if not wanted:
         raise ValueError("there are no parameters to perturb")
-    check_parameters(wanted)
+    try:
+        check_parameters(wanted)
+    except ValueError as error:
+        raise ValueError(f"{error}; choose others by parameters=...") from None
     return {p: every[p] for p in every if p in set(wanted)}
-
-
-@contextmanager
-def _as_found(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and clean weights; then modes, buffers and generators as before."""
-    # Evaluation may be random too, in dropout that is always on for example.
-    generators = Generators(next((p.device for p in model.parameters()), None))
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    with held_clean(model.parameters()):
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, name, buffer, content in buffers:
-                module._buffers[name] = buffer
-                buffer.data.copy_(content)
-            for module, mode in modes:
-                module.training = mode
-            generators.restore()

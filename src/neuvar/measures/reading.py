@@ -26,17 +26,34 @@ def scalar(value: Any) -> Tensor:
     return value.reshape(())
 
 
-def hit_rate(outputs: Any, targets: Any) -> Tensor:
-    """Share of right classes in a batch, or nan where outputs are no scores of classes."""
-    if (
+def are_classes(outputs: Any, targets: Any) -> bool:
+    """Whether outputs are scores of classes along their second axis and targets are classes."""
+    return (
         isinstance(outputs, Tensor)
         and isinstance(targets, Tensor)
-        and outputs.ndim == targets.ndim + 1
+        and outputs.ndim == targets.ndim + 1 >= 2
         and outputs.is_floating_point()
         and not (targets.is_floating_point() or targets.is_complex())
-    ):
-        return (outputs.argmax(1) == targets).float().mean()
-    return torch.tensor(math.nan)
+        and (outputs.shape[0], *outputs.shape[2:]) == tuple(targets.shape)
+        and outputs.shape[1] > 1
+    )
+
+
+def hit_rate(outputs: Any, targets: Any) -> Tensor:
+    """Share of right classes in a batch, those below 0 left out; nan where there are none."""
+    if not are_classes(outputs, targets):
+        return torch.tensor(math.nan)
+    counts = targets >= 0
+    right = ((outputs.argmax(1) == targets) & counts).sum()
+    share: Tensor = right / counts.sum().clamp(min=1)
+    return share
+
+
+def at_least_single(outputs: Any) -> Any:
+    """Outputs of half precision in single: their loss would be rounded too much to compare."""
+    if isinstance(outputs, Tensor) and outputs.dtype in (torch.float16, torch.bfloat16):
+        return outputs.float()
+    return outputs
 
 
 def weighted_mean(values: list[Tensor], sizes: list[int]) -> float:
@@ -52,9 +69,12 @@ def average(readings: list[Reading]) -> Reading:
     return Reading(sum(r.loss for r in readings) / n, sum(r.accuracy for r in readings) / n)
 
 
-def agree(one: Reading, other: Reading, clean: Reading) -> bool:
-    """Whether two ways of computing a reading give the same effect of the noise."""
-    if not (math.isfinite(one.loss) and math.isfinite(other.loss)):
-        return False
-    allowed = 1e-3 * abs(other.loss - clean.loss) + 1e-6 * (abs(clean.loss) + abs(other.loss))
-    return abs(one.loss - other.loss) <= allowed
+def agree(one: Reading, other: Reading, clean: Reading, rounding: float) -> bool:
+    """Whether two ways of computing a reading show the same effect of the noise.
+
+    Where that is too small to be told from rounding, they do not.
+    """
+    effect = abs(other.loss - clean.loss)
+    return 100 * rounding < effect < math.inf and (
+        abs(one.loss - other.loss) <= 1e-3 * effect + 10 * rounding
+    )

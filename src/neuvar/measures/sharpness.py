@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -123,10 +124,13 @@ def keskar_sharpness(
 
 def _ascend(landscape: Landscape, space: _Space, y: Point, width: Point, steps: int) -> float:
     """Highest loss on a path upward inside a box."""
-    highest = -torch.inf
+    highest = -math.inf
     for step in range(steps + 1):
         landscape.move(space.shift(y))
-        highest = max(highest, landscape.read().loss)
+        loss = landscape.read().loss
+        if not math.isfinite(loss):
+            return math.inf
+        highest = max(highest, loss)
         if step == steps:
             break
         slope = space.pull(gradient(landscape))
@@ -194,7 +198,7 @@ class _Random:
         found = {}
         for p in self.landscape.slots:
             rows = [y["y"].to(z) @ z for _, _, z in self._columns(p)]
-            found[p] = torch.cat(rows).view(p.shape)
+            found[p] = torch.cat(rows).view(p.shape) if rows else torch.zeros_like(p)
         return found
 
     def pull(self, slope: Mapping[Tensor, Tensor]) -> Point:

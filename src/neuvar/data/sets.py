@@ -1,4 +1,6 @@
-"""Image classification data as plain tensors."""
+"""What a data set is once it is in memory."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -33,19 +35,26 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in its official division.
+    """A data set in its official division and order.
 
     Attributes:
         name: How the data set is called in results.
         classes: How many classes there are.
         train: What may be learned from.
         test: What is only measured on.
+        class_names: The name of each class, by its number.
+        superclass: The superclass of each class as int64, shape (classes,), for a data set with
+            two levels of classes (CIFAR-100 with fine labels); None for the others.
+        superclass_names: The name of each superclass, by its number; empty without them.
     """
 
     name: str
     classes: int
     train: Split
     test: Split
+    class_names: tuple[str, ...] = ()
+    superclass: Tensor | None = None
+    superclass_names: tuple[str, ...] = ()
 
 
 def mnist_excerpt() -> Dataset:
@@ -76,4 +85,4 @@ def mnist_excerpt() -> Dataset:
             )
             for split in ("train", "test")
         )
-    return Dataset("mnist-excerpt", 10, train, test)
+    return Dataset("mnist-excerpt", 10, train, test, tuple("0123456789"))

@@ -1,0 +1,183 @@
+"""What measuring variability costs, beside plain evaluations and the loop one would write.
+
+    python benchmarks/variability.py [--quick] [--out results/variability.json]
+
+Plain: as many evaluations of the model as there are draws, without noise. Loop: a copy of the
+model for each draw, noise from torch, evaluated. One by one and together: ours, with batching of
+draws switched off and on. Ours: what it does by itself. All are timed in turns and compared within
+each round. Memory is what a measurement needs at its peak, beyond the model and the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime as dt
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see optimizers.py
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import neuvar
+from memory import measure as measure_memory
+from networks import mlp, resnet
+from results import Ratio, cpu_model
+
+DRAWS = 32
+B = 0.01
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the data it is measured on, and what ours may cost against plain evaluations."""
+
+    title: str
+    network: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    target: float | None = None
+
+
+def deep() -> nn.Module:
+    """Thirty narrow layers: calls cost more than numbers."""
+    layers = [m for a, b in pairwise([20] * 31) for m in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(20, 10))
+
+
+CASES = [
+    Case("784-1024-1024-10, 10,000 images", mlp, (10_000, 784), target=1.15),
+    Case("ResNet-10 of width 16, 256 images", lambda: resnet(16, (1, 1, 1, 1)), (256, 3, 32, 32)),
+    Case("20-20×30-10, 64 examples", deep, (64, 20)),
+]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    total = 0.0
+    for inputs, targets in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        total += float(cross_entropy(model(inputs), targets)) * len(targets)
+    return total / len(x)
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor, draws: int = DRAWS) -> float:
+    return sum(evaluate(model, x, y) for _ in range(draws)) / draws
+
+
+@torch.no_grad()
+def loop(model: nn.Module, x: Tensor, y: Tensor, draws: int = DRAWS) -> float:
+    losses = []
+    for _ in range(draws):
+        moved = copy.deepcopy(model)
+        for p in moved.parameters():
+            p.add_(torch.randn_like(p), alpha=B)
+        losses.append(evaluate(moved, x, y))
+    return sum(losses) / draws
+
+
+def ours(model: nn.Module, x: Tensor, y: Tensor, draws: int = DRAWS, **options: bool) -> float:
+    return neuvar.neural_variability(
+        model, cross_entropy, (x, y), b=B, draws=draws, batch_size=BATCH, **options
+    ).perturbed
+
+
+CONTENDERS = {
+    "plain": plain,
+    "loop": loop,
+    "one by one": lambda *data: ours(*data, vectorize=False),
+    "together": lambda *data: ours(*data, vectorize=True),
+    "ours": ours,
+}
+
+
+def build(case: Case) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return case.network().eval(), torch.rand(case.shape), torch.arange(case.shape[0]) % 10
+
+
+def in_turns(case: Case, seconds: float) -> dict[str, list[float]]:
+    """Milliseconds a draw for each contender, by round, in a new order each round."""
+    data, order, rng = build(case), list(CONTENDERS), random.Random(0)
+    for contender in CONTENDERS.values():
+        contender(*data)
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    end = time.perf_counter() + seconds
+    while len(times["plain"]) < 3 or time.perf_counter() < end:
+        rng.shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            CONTENDERS[name](*data)
+            times[name].append(1e3 * (time.perf_counter() - start) / DRAWS)
+    return times
+
+
+def ratio(times: dict[str, list[float]], name: str) -> Ratio:
+    """A contender's time divided by the plain one's of the same round; quartiles over rounds."""
+    ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(median, low, high)
+
+
+def peak(case: Case, draws: int) -> float:
+    """Memory at the peak of a measurement, beyond a plain evaluation, in multiples of the model."""
+    data = build(case)
+    weights = sum(p.nbytes for p in data[0].parameters())
+    used, base = (
+        measure_memory(lambda f=f: lambda: f(*build(case), draws), steps=1).peak
+        for f in (ours, plain)
+    )
+    return (used - base) / weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three rounds: does it run at all?")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
+    options = parser.parse_args()
+    load, found = os.getloadavg()[0], {}
+    if load > 0.3:
+        print(f"The machine is busy (load {load:.1f}): expect a wide spread.", file=sys.stderr)
+    print(
+        f"| network | plain, ms | {' | '.join(list(CONTENDERS)[1:])} | memory, 32 and 128 draws |"
+    )
+    print("| --- |" + " ---: |" * (len(CONTENDERS) + 1))
+    for case in CASES:
+        times = in_turns(case, 0 if options.quick else 90)
+        ratios = {name: ratio(times, name) for name in list(CONTENDERS)[1:]}
+        memory = [peak(case, draws) for draws in (32, 128)]
+        found[case.title] = {
+            "milliseconds": {name: statistics.median(t) for name, t in times.items()},
+            "rounds": len(times["plain"]),
+            "ratios": {name: asdict(r) for name, r in ratios.items()},
+            "memory": dict(zip(("32 draws", "128 draws"), memory, strict=True)),
+            "target": case.target,
+            "met": None if case.target is None else ratios["ours"].median <= case.target,
+        }
+        cells = [f"{r.median:.2f}× ({r.low:.2f}–{r.high:.2f})" for r in ratios.values()]
+        plain_time = f"{statistics.median(times['plain']):.2f}"
+        room = " and ".join(f"{m:.1f}×" for m in memory)
+        print("| " + " | ".join([case.title, plain_time, *cells, room]) + " |", flush=True)
+    if options.out:
+        about = {
+            "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "quick": options.quick,
+            "machine": {"cpu": cpu_model(), "threads": torch.get_num_threads(), "load": load},
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        }
+        options.out.write_text(json.dumps(about | {"cases": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

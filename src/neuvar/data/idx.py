@@ -1,0 +1,102 @@
+"""The idx format, for arrays of bytes whose shape is known beforehand.
+
+An idx file is a header (two zero bytes, a type, the number of dimensions, each dimension as a
+big-endian 32-bit number) and the bytes. It is MNIST's own format, and here the canonical form of
+every array: the SHA-256 of an array is that of its idx file, wherever the array came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuvar.data.errors import DataError
+
+Bytes = NDArray[np.uint8]
+Shape = tuple[int, ...]
+
+UNSIGNED_BYTE = 8
+"""The only element type that the data sets use."""
+
+
+def header(shape: Shape) -> bytes:
+    """First bytes of the idx file of an array.
+
+    >>> header((60000,)).hex()
+    '000008010000ea60'
+    """
+    return bytes([0, 0, UNSIGNED_BYTE, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
+
+
+def size(shape: Shape) -> int:
+    """Length of an idx file in bytes."""
+    return len(header(shape)) + math.prod(shape)
+
+
+def sha256(array: Bytes) -> str:
+    """SHA-256 of the idx file of an array.
+
+    >>> sha256(np.zeros(3, np.uint8))[:16]
+    'c51ace58717b2767'
+    """
+    digest = hashlib.sha256(header(array.shape))
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def decode(content: bytes, shape: Shape, name: str) -> Bytes:
+    """The array of an idx file that is in memory; the file called ``name`` must have this shape."""
+    _check_size(len(content), shape, name)
+    start = header(shape)
+    _check_header(content[: len(start)], shape, name)
+    return np.frombuffer(content, np.uint8, offset=len(start)).reshape(shape).copy()
+
+
+def read(path: Path, shape: Shape) -> Bytes:
+    """The array of an idx file on disk; nothing is allocated before its size is known to fit."""
+    with open_regular(path) as file:
+        _check_size(os.fstat(file.fileno()).st_size, shape, str(path))
+        _check_header(file.read(len(header(shape))), shape, str(path))
+        array = np.empty(shape, np.uint8)
+        if file.readinto(array.reshape(-1).data) != array.nbytes:
+            raise DataError(f"{path} became shorter while it was read")
+    return array
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; refuse a pipe or a device, which could block or never end."""
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(
+        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DataError(f"{path} must be a regular file")
+    return file
+
+
+def _check_size(found: int, shape: Shape, name: str) -> None:
+    if found != size(shape):
+        raise DataError(
+            f"{name} has {found} bytes, but an idx file of {_times(shape)} bytes has {size(shape)}"
+        )
+
+
+def _check_header(found: bytes, shape: Shape, name: str) -> None:
+    if found != header(shape):
+        raise DataError(
+            f"{name} begins with the bytes {found[:20].hex()}, but an idx file of {_times(shape)} "
+            f"bytes begins with {header(shape).hex()}"
+        )
+
+
+def _times(shape: Shape) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,67 @@
+"""Look at a model in evaluation mode, at its clean weights, and leave it as found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuvar.measures.batches import Generators
+from neuvar.optim.layout import local
+from neuvar.optim.weights import held_clean
+
+
+@contextmanager
+def as_found(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and clean weights; then modes, attributes, buffers, generators as before."""
+    # Evaluation may be random too, in dropout that is always on for example.
+    generators = Generators(next((p.device for p in model.parameters()), None))
+    with held_clean(model.parameters()):
+        modes = {module: module.training for module in model.modules()}
+        kept = [_Kept(module) for module in modes]
+        # Layers that do something when the mode changes, such as to merge adapters into weights.
+        active = [module for module in modes if type(module).train is not nn.Module.train]
+        weights = [(p, local(p).clone()) for p in model.parameters()] if active else []
+        try:
+            model.eval()
+            yield
+        finally:
+            for module in active:
+                if module.training != modes[module]:
+                    module.train(modes[module])
+            for module, mode in modes.items():
+                module.training = mode
+            generators.restore()
+            for p, content in weights:
+                local(p.data).copy_(content)
+            for state in kept:
+                state.restore()
+
+
+class _Kept:
+    """What a module has besides parameters and submodules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes: dict[str, Any] = dict(module.__dict__)
+        self.buffers: dict[str, Tensor | None] = dict(module._buffers)
+        self.contents = {n: b.clone() for n, b in module._buffers.items() if b is not None}
+
+    def restore(self) -> None:
+        """Put everything back, objects and contents; ``forward`` may have left things behind."""
+        present = self.module.__dict__
+        for name in [name for name in present if name not in self.attributes]:
+            del present[name]
+        for name, value in self.attributes.items():
+            if name != "training" and present.get(name) is not value:
+                present[name] = value
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
+        for name, content in self.contents.items():
+            buffer = self.buffers[name]
+            assert buffer is not None
+            if not (buffer.is_meta or torch.equal(buffer, content)):
+                buffer.data.copy_(content)

@@ -1,0 +1,490 @@
+"""Fisher information and sensitivity: closed forms, a plain loop, and a model left as found."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear, one_hot
+
+from neuvar import NVRM, guard
+from neuvar.continual import diagonal_fisher, output_sensitivity, per_sample
+from neuvar.continual.importance import _own_labels
+from neuvar.continual.per_sample import Question, best_way, by_layers, by_loop, by_vmap, stateless
+
+KINDS = ["exact", "sampled", "empirical", "squared_batch_mean"]
+
+
+def filled(model, seed=0):
+    """Give a model weights that depend on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 2)
+    return model
+
+
+def samples(n=12, inputs=(5,), classes=4, dtype=torch.float64, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, *inputs, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(classes, (n,), generator=generator)
+
+
+def by_hand(model, x, y, kind):
+    """The plain loop: one sample and one class after another, by ``backward``."""
+    totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in range(len(x)):
+        classes = range(model(x[i : i + 1]).shape[1]) if kind == "exact" else [int(y[i])]
+        for k in classes:
+            model.zero_grad(set_to_none=False)
+            out = model(x[i : i + 1])
+            score = out.square().sum() if kind == "mas" else out.log_softmax(1)[0, k]
+            score.backward()
+            weight = out.detach().softmax(1)[0, k] if kind == "exact" else 1.0
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    power = p.grad.abs() if kind == "mas" else p.grad.square()
+                    totals[name] += weight * power / len(x)
+    model.zero_grad()
+    return totals
+
+
+def close(found, expected, rtol=1e-9):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=rtol)
+    return True
+
+
+class TestClosedForms:
+    """Softmax regression: the gradient of log p(y) by W[k, j] is (1[y = k] - p[k]) x[j]."""
+
+    @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+    def setting(self, request):
+        model = filled(nn.Linear(5, 4).to(request.param))
+        x, y = samples(50, dtype=request.param)
+        p = model(x).softmax(1).detach().double()
+        return model, x, y, p, x.double()
+
+    def check(self, found, weight, bias):
+        assert (found["weight"].double() - weight).abs().max() < 1e-6
+        assert (found["bias"].double() - bias).abs().max() < 1e-6
+
+    def test_exact(self, setting):
+        model, x, y, p, x64 = setting
+        variance = p * (1 - p)
+        found = diagonal_fisher(model, (x, y))
+        self.check(found, variance.T @ x64.square() / 50, variance.mean(0))
+        assert found["weight"].mean() > 0.01  # 1e-6 is small beside it
+
+    def test_empirical(self, setting):
+        model, x, y, p, x64 = setting
+        squares = (one_hot(y, 4) - p).square()
+        found = diagonal_fisher(model, (x, y), kind="empirical")
+        self.check(found, squares.T @ x64.square() / 50, squares.mean(0))
+
+    def test_sampled_is_right_on_average(self, setting):
+        model, x, _, p, x64 = setting
+        draws = torch.stack(
+            [diagonal_fisher(model, x, kind="sampled", seed=s)["weight"] for s in range(200)]
+        ).double()
+        expected = (p * (1 - p)).T @ x64.square() / 50
+        error = draws.std(0) / 200**0.5
+        assert ((draws.mean(0) - expected) / error).abs().max() < 4
+        assert not torch.equal(draws[0], draws[1])
+
+    def test_sampled_takes_the_label_that_its_seed_draws(self, setting):
+        model, x, _, p, x64 = setting
+        generator = torch.Generator().manual_seed(7)
+        y = torch.multinomial(p.to(x.dtype), 1, generator=generator)[:, 0]
+        squares = (one_hot(y, 4) - p).square()
+        found = diagonal_fisher(model, x, kind="sampled", seed=7)
+        self.check(found, squares.T @ x64.square() / 50, squares.mean(0))
+
+    def test_squared_batch_mean(self, setting, monkeypatch):
+        model, x, y, p, x64 = setting
+        monkeypatch.setattr("neuvar.continual.importance.SQUARED_BATCH", 25)
+        residual = (one_hot(y, 4) - p).view(2, 25, 4)
+        mean = residual.transpose(1, 2) @ x64.view(2, 25, 5) / 25
+        found = diagonal_fisher(model, (x, y), kind="squared_batch_mean")
+        self.check(found, mean.square().mean(0), residual.mean(1).square().mean(0))
+        assert (
+            found["weight"].sum()
+            < diagonal_fisher(model, (x, y), kind="empirical")["weight"].sum() / 5
+        )
+
+    def test_sensitivity(self, setting):
+        """The gradient of the squared norm of f = Wx + b is 2 f[k] x[j]."""
+        model, x, _, _, x64 = setting
+        f = 2 * model(x).detach().double().abs()
+        found = output_sensitivity(model, x)
+        expected = f.T @ x64.abs() / 50
+        torch.testing.assert_close(found["weight"].double(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found["bias"].double(), f.mean(0), rtol=1e-6, atol=1e-6)
+
+
+class Twice(nn.Module):
+    """One linear layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(self.first(self.first(x).tanh()).tanh())
+
+
+class Borrowed(nn.Module):
+    """A weight that is also used outside of its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(linear(self.first(x).tanh(), self.first.weight.T))
+
+
+class Shared(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).tanh()).tanh())
+
+
+class Sequence(nn.Module):
+    """Linear layers on several rows a sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(self.first(torch.stack([x, 2 * x, x - 1], 1)).tanh().mean(1))
+
+
+class Branching(nn.Module):
+    """Looks at values, which vmap cannot do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        rows = [self.first(row).tanh() if row[0] > 0 else self.first(-row) for row in x]
+        return self.last(torch.stack(rows))
+
+
+class Centred(nn.Module):
+    """Samples of a batch touch each other; alone, each is taken as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(h - h.mean(0) if len(h) > 1 else h)
+
+
+class Keyword(nn.Module):
+    """Calls a layer in an unusual way."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(input=x)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 5)),
+        nn.Conv1d(1, 3, 3),
+        nn.BatchNorm1d(3),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(9, 32, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Linear(32, 4),
+    )
+
+
+NETWORKS = {
+    "mlp": mlp,
+    "in place": lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 4)),
+    "convolutional": convolutional,
+    "convolutional alone": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()
+    ),
+    "twice": Twice,
+    "borrowed": Borrowed,
+    "shared": Shared,
+    "sequence": Sequence,
+    "branching": Branching,
+    "centred": Centred,
+    "keyword": Keyword,
+}
+FAST = {"mlp", "in place", "convolutional"}
+
+
+def build(name):
+    return filled(NETWORKS[name]()).double().eval()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+class TestAnyNetwork:
+    def test_exact_is_the_loop_over_samples_and_classes(self, name):
+        x, y = samples(dtype=torch.float64)
+        model = build(name)
+        assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
+
+    def test_empirical_is_the_loop_over_samples(self, name):
+        x, y = samples()
+        model = build(name)
+        found = diagonal_fisher(model, (x, y), kind="empirical")
+        assert close(found, by_hand(model, x, y, "empirical"))
+
+    def test_sensitivity_is_the_loop_over_samples(self, name):
+        x, y = samples()
+        model = build(name)
+        assert close(output_sensitivity(model, x), by_hand(model, x, y, "mas"))
+
+    def test_takes_the_fast_way_only_where_it_is_right(self, name):
+        x, y = samples()
+        model = build(name)
+        weights = {n: p.detach() for n, p in model.named_parameters()}
+        question = Question(stateless(model, {}), _own_labels, 2, model)
+        way = best_way(question, weights, x, y)
+        if name in FAST:
+            assert isinstance(way, partial)
+            assert way.func is by_layers
+        else:
+            assert way is (by_loop if name == "branching" else by_vmap)
+
+
+@pytest.mark.parametrize("memory", [1, 500, 3000, 20000])
+def test_chunks_do_not_matter(memory, monkeypatch):
+    """Down to one sample and one class at a time."""
+    model, (x, y) = build("convolutional alone"), samples()
+    expected = by_hand(model, x, y, "exact")
+    monkeypatch.setitem(per_sample.MEMORY, "cpu", memory)
+    assert close(diagonal_fisher(model, x), expected)
+    mlp = build("mlp")
+    assert close(diagonal_fisher(mlp, x), by_hand(mlp, x, y, "exact"))
+
+
+@pytest.mark.parametrize(("gradients", "expected"), [(24, 24), (3, 3), (0.5, 1)])
+def test_memory_of_a_chunk_is_bounded(gradients, expected, monkeypatch):
+    """Six samples with four classes each; part of the classes of one; at least one gradient."""
+    model, (x, _) = build("convolutional alone"), samples(40)
+    size = sum(p.nbytes for p in model.parameters())
+    monkeypatch.setitem(per_sample.MEMORY, "cpu", int(gradients * size))
+    rows = []
+    monkeypatch.setattr(
+        per_sample, "_power_", lambda g, power: rows.append(g.shape[:2]) or g.pow(power)
+    )
+    diagonal_fisher(model, x)
+    assert max(n * k for n, k in rows) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_may_come_in_batches(kind):
+    model, (x, y) = build("mlp"), samples(12)
+    whole = diagonal_fisher(model, (x, y), kind=kind)
+    pieces = [(x[:5], y[:5]), [x[5:11], y[5:11]], (x[11:], y[11:])]
+    if kind == "squared_batch_mean":
+        pieces = [[x, y], (x[:0], y[:0])]
+    assert close(diagonal_fisher(model, pieces, kind=kind), whole)
+    assert close(diagonal_fisher(model, iter(pieces), kind=kind), whole)
+
+
+def test_frozen_parameters_are_left_out():
+    model, (x, y) = build("mlp"), samples()
+    expected = by_hand(model, x, y, "exact")
+    model[0].requires_grad_(False)
+    found = diagonal_fisher(model, x)
+    assert close(found, {n: v for n, v in expected.items() if n.startswith("2.")})
+    model[2].weight.requires_grad_(False)
+    assert close(diagonal_fisher(model, x), {"2.bias": expected["2.bias"]})
+
+
+class Heads(nn.Module):
+    """A trunk and two heads, one of which answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(5, 6)
+        self.heads = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4)])
+
+    def forward(self, x, head=0):
+        return self.heads[head](self.trunk(x).tanh())
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_arguments_reach_the_forward_pass(head):
+    model, (x, y) = filled(Heads()).double(), samples()
+    alone = nn.Sequential(model.trunk, nn.Tanh(), model.heads[head])
+    expected = by_hand(alone, x, y, "exact")
+    found = diagonal_fisher(model, x, head=head)
+    assert torch.allclose(found["trunk.weight"], expected["0.weight"])
+    assert torch.allclose(found[f"heads.{head}.weight"], expected["2.weight"])
+    assert not found[f"heads.{1 - head}.weight"].any()
+
+
+def test_half_precision_is_summed_in_single():
+    model, (x, y) = filled(nn.Linear(5, 4)), samples(400, dtype=torch.float32)
+    expected = diagonal_fisher(model, (x, y))["weight"]
+    found = diagonal_fisher(model.bfloat16(), (x.bfloat16(), y))["weight"]
+    assert found.dtype == torch.float32
+    assert (found / expected - 1).abs().max() < 0.05
+
+
+def measure(model, data, kind):
+    if kind == "sensitivity":
+        return output_sensitivity(model, data)
+    return diagonal_fisher(model, data, kind=kind)
+
+
+class Counting(nn.Module):
+    """Writes to a buffer in every mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return x
+
+
+def whole_state(model):
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    state = {name: (t.detach().clone(), t.data_ptr()) for name, t in tensors.items()}
+    more = [
+        [(m.training, dict(m._forward_hooks)) for m in model.modules()],
+        [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
+        torch.get_rng_state(),
+    ]
+    return state, more
+
+
+def same_state(a, b):
+    assert a[0].keys() == b[0].keys()
+    for name, (tensor, address) in a[0].items():
+        assert torch.equal(tensor, b[0][name][0]), name
+        assert address == b[0][name][1]
+    assert a[1][0] == b[1][0]
+    for (trained, grad), (trained_too, grad_too) in zip(a[1][1], b[1][1], strict=True):
+        assert trained == trained_too
+        assert (grad is None) == (grad_too is None)
+        assert grad is None or torch.equal(grad, grad_too)
+    assert torch.equal(a[1][2], b[1][2])
+    return True
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sensitivity"])
+@pytest.mark.parametrize("noise", ["none", "nvrm", "guarded"])
+class TestLeavesTheModelAsFound:
+    def setting(self, noise):
+        model = nn.Sequential(*convolutional().double(), Counting()).train()
+        filled(model)
+        model[3].eval()
+        model[6].weight.requires_grad_(False)
+        x, y = samples()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if noise != "none":
+            optimizer = NVRM(optimizer, b=0.1)
+        if noise == "guarded":
+            guard(model, optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model, optimizer, x, y
+
+    def test_in_every_respect(self, kind, noise):
+        model, optimizer, x, y = self.setting(noise)
+        before, state = whole_state(model), optimizer.state_dict()
+        loader = torch.utils.data.DataLoader(list(zip(x, y, strict=True)), 5, shuffle=True)
+        measure(model, (x, y), kind)
+        diagonal_fisher(model, loader, kind="empirical")
+        assert same_state(before, whole_state(model))
+        assert str(optimizer.state_dict()) == str(state)
+
+    def test_also_after_an_error(self, kind, noise):
+        model, _, x, y = self.setting(noise)
+        before = whole_state(model)
+
+        def broken():
+            yield x, y
+            raise KeyError("gone")
+
+        with pytest.raises(KeyError):
+            measure(model, broken(), kind)
+        assert same_state(before, whole_state(model))
+
+    def test_looks_at_clean_weights_in_evaluation_mode(self, kind, noise):
+        model, optimizer, x, y = self.setting(noise)
+        found = measure(model, (x, y), kind)
+        if noise != "none":
+            optimizer.eval()
+        model.eval()
+        assert close(found, measure(model, (x, y), kind), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sensitivity"])
+def test_gradients_need_not_be_enabled(kind):
+    model, data = build("convolutional"), samples()
+    expected = measure(model, data, kind)
+    with torch.no_grad():
+        assert close(measure(model, data, kind), expected)
+        assert not torch.is_grad_enabled()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("last", [nn.Linear(5, 1), nn.Unflatten(1, (5, 1))])
+    def test_outputs_that_are_no_logits(self, kind, last):
+        """With one logit the Fisher information would be 0, and nothing would be held."""
+        model = nn.Sequential(nn.Linear(5, 5), last)
+        with pytest.raises(ValueError, match="model must give the logits of at least two classes"):
+            diagonal_fisher(model, (torch.ones(2, 5), torch.zeros(2).long()), kind=kind)
+
+    def test_kind(self):
+        with pytest.raises(ValueError, match=r"kind must be one of exact, .* got 'true'"):
+            diagonal_fisher(mlp(), torch.ones(2, 5), kind="true")
+
+    @pytest.mark.parametrize("kind", ["empirical", "squared_batch_mean"])
+    def test_labels_are_missing(self, kind):
+        with pytest.raises(ValueError, match="data has inputs alone"):
+            diagonal_fisher(mlp(), torch.ones(2, 5), kind=kind)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("data", [[], (torch.ones(0, 5), torch.ones(0))])
+    def test_no_data(self, kind, data):
+        with pytest.raises(ValueError, match="data is empty"):
+            diagonal_fisher(mlp(), data, kind=kind)
+
+    def test_lengths_differ(self):
+        with pytest.raises(ValueError, match="data has 3 inputs but 2 labels in a batch"):
+            diagonal_fisher(mlp(), (torch.ones(3, 5), torch.ones(2).long()))
+
+    def test_nothing_is_trained(self):
+        with pytest.raises(ValueError, match="no parameter that is trained"):
+            diagonal_fisher(mlp().requires_grad_(False), torch.ones(3, 5))
+
+    def test_an_error_of_the_model_itself_is_shown(self):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            diagonal_fisher(mlp(), torch.ones(3, 9))
