@@ -1,12 +1,11 @@
 """Do EWC, SI and MAS forget less than plain Adam? Permuted MNIST, five seeds each.
 
-    python benchmarks/continual.py mnist.npz --choose   # strengths, on held-out training images
-    python benchmarks/continual.py mnist.npz            # the five seeds, with the chosen strengths
+    python benchmarks/continual.py --choose   # strengths, on held-out training images
+    python benchmarks/continual.py            # the five seeds, with the chosen strengths
 
 Setting 4a of the paper: five permuted tasks, 784-1024-1024-10, Adam at 1e-3, weight decay 1e-4,
 batch 256, one epoch a task, a new optimizer for each task. Importances are taken on 10,000 images
-of the task. One JSON line a run; finished runs are skipped. The file holds x_train, y_train, x_test
-and y_test, as that of Keras.
+of the task. One JSON line a run; finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import neuvar
 from neuvar.continual import EWC, MAS, SI, Penalty, Stream, permuted_tasks
-from neuvar.data import Dataset, Split
+from neuvar.data import Dataset, Split, load
 
 METHODS = {"ewc": EWC, "si": SI, "mas": MAS}
 GRID = {
@@ -121,15 +119,6 @@ def carry_out(run: Run, stream: Stream) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> Dataset:
-    arrays = np.load(path, allow_pickle=False)
-    train, test = (
-        Split(torch.from_numpy(arrays[f"x_{part}"]), torch.from_numpy(arrays[f"y_{part}"]).long())
-        for part in ("train", "test")
-    )
-    return Dataset("mnist", 10, train, test)
-
-
 def held_out(data: Dataset) -> Dataset:
     """The training images alone: the last ones take the place of the test images."""
     x, y = data.train.images, data.train.labels
@@ -197,13 +186,12 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mnist", type=Path)
     parser.add_argument("--choose", action="store_true", help="choose strengths on held-out images")
     parser.add_argument("--only", choices=["none", *METHODS], help="one method alone")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/continual.jsonl"))
     options = parser.parse_args()
-    data, done = load(options.mnist), finished(options.out)
+    data, done = load("mnist"), finished(options.out)
     data = held_out(data) if options.choose else data
     for method in [options.only] if options.only else ["none", *METHODS]:
         if options.choose:

@@ -1,10 +1,10 @@
 """Does the table of draws train as well as fresh draws? Permuted MNIST, ten seeds each.
 
-    python benchmarks/samplers.py mnist.npz [--seeds 10] [--out results/samplers.jsonl]
+    python benchmarks/samplers.py [--seeds 10] [--out results/samplers.jsonl]
 
 Setting 4a of the paper: five permuted tasks, 784-1024-1024-10, Adam at 1e-3, weight decay 1e-4,
 batch 256, one epoch a task, b = 0.03; the optimizer is kept from task to task. One JSON line a run;
-finished runs are skipped. The file holds x_train, y_train, x_test and y_test, as that of Keras.
+finished runs are skipped..
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import neuvar
+from neuvar.data import load
 
 OPTIMIZERS = {
     "table": lambda p, seed: neuvar.NVRMAdam(p, weight_decay=1e-4, b=0.03, seed=seed),
@@ -58,13 +58,12 @@ def permuted_mnist(data: dict[str, Tensor], name: str, seed: int) -> dict[str, o
     return {"optimizer": name, "seed": seed, "accuracy": accuracy, "seconds": seconds}
 
 
-def load(path: Path) -> dict[str, Tensor]:
+def mnist() -> dict[str, Tensor]:
     """MNIST as flat float tensors and labels."""
-    arrays = np.load(path, allow_pickle=False)
-    pixels = {
-        k: torch.from_numpy(arrays[k]).flatten(1).float() / 255 for k in ("x_train", "x_test")
-    }
-    return pixels | {k: torch.from_numpy(arrays[k]).long() for k in ("y_train", "y_test")}
+    data = load("mnist")
+    splits = {"train": data.train, "test": data.test}
+    pixels = {f"x_{k}": split.images.flatten(1).float() / 255 for k, split in splits.items()}
+    return pixels | {f"y_{k}": split.labels for k, split in splits.items()}
 
 
 def summary(runs: list[dict[str, object]]) -> str:
@@ -95,11 +94,10 @@ def summary(runs: list[dict[str, object]]) -> str:
 def main() -> None:
     """Carry out the runs that are missing and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mnist", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("results/samplers.jsonl"))
     arguments = parser.parse_args()
-    data = load(arguments.mnist)
+    data = mnist()
     done = (
         [json.loads(line) for line in arguments.out.read_text().splitlines()]
         if arguments.out.exists()

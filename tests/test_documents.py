@@ -1,6 +1,8 @@
 """What the documents say about the project must be so; their Python blocks run by themselves."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -36,6 +38,16 @@ def test_links_to_files_lead_somewhere(document):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
     local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
     assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def test_python_blocks_of_every_document_are_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "README.md", "docs"],
+        capture_output=True, text=True, cwd=ROOT, check=True,
+    )  # fmt: skip
+    for document in DOCUMENTS:
+        if "```python" in document.read_text(encoding="utf-8"):
+            assert name_of(document) in done.stdout
 
 
 def test_versions_agree():

@@ -229,6 +229,16 @@ def test_without_skewness_the_interval_is_students():
     assert str(found) == "3 [1.037, 4.963]"
 
 
+@pytest.mark.parametrize("level", [0.025, 0.3, 0.95])
+def test_a_limit_is_where_halls_transformation_meets_students_quantile(level):
+    x = np.array([0.1, 0.2, 0.25, 0.4, 0.5, 1.1, 2.9, 0.3])
+    n = len(x)
+    t = (x.mean() - limit(x, level)) / stats.sem(x)
+    a = stats.skew(x, bias=False) / (3 * math.sqrt(n))
+    transformed = t + a * t**2 + a**2 * t**3 / 3 + a / 2
+    assert transformed == pytest.approx(stats.t.ppf(1 - level, n - 1), rel=1e-9)
+
+
 def test_two_samples_have_an_interval_and_one_has_not():
     assert limit([1.0, 2.0], 0.9) > 1.5
     with pytest.raises(ValueError, match="at least 2 samples"):

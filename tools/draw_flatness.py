@@ -66,8 +66,11 @@ def curves(runs: list[Run]) -> Figure:
             ax.text(b[-1] * 1.02, lines.mean(0)[-1], name, color=colour, va="center", fontsize=9)
         ax.set_xlabel("scale b of Gaussian noise on the weights")
         ax.set_xlim(0, b[-1] * 1.28)
+        ax.set_xticks([0, 0.02, 0.04, 0.06, 0.08, 0.1])
         plain(ax)
     left.set(title="loss on test images", yscale="log")
+    left.minorticks_off()
+    left.set_yticks([0.3, 1, 3], ["0.3", "1", "3"])
     right.set(title="accuracy on test images, %", ylim=(0, 100))
     return figure
 
