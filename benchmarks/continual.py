@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 import neuvar
 from neuvar.continual import EWC, MAS, SI, Penalty, Stream, permuted_tasks
 from neuvar.data import Dataset, Split, load
+from neuvar.models import mlp
 
 METHODS = {"ewc": EWC, "si": SI, "mas": MAS}
 GRID = {
@@ -93,10 +94,7 @@ def accuracy(model: nn.Module, split: Split) -> float:
 
 def carry_out(run: Run, stream: Stream) -> dict[str, Any]:
     """Learn all tasks in turn; accuracy of all tasks seen after each, at clean weights."""
-    torch.manual_seed(run.seed)
-    model = nn.Sequential(
-        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
+    model = mlp((784, 1024, 1024, 10), seed=run.seed)
     penalty, draws = penalty_for(run), torch.Generator().manual_seed(run.seed)
     began, tests, history, shares = time.perf_counter(), [], [], []
     for task in stream:

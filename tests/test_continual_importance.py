@@ -11,6 +11,7 @@ from neuvar import NVRM, guard
 from neuvar.continual import diagonal_fisher, output_sensitivity, per_sample
 from neuvar.continual.importance import _own_labels
 from neuvar.continual.per_sample import Question, best_way, by_layers, by_loop, by_vmap, stateless
+from neuvar.data import mnist_excerpt
 
 KINDS = ["exact", "sampled", "empirical", "squared_batch_mean"]
 
@@ -274,6 +275,119 @@ class TestAnyNetwork:
             assert way is (by_loop if name == "branching" else by_vmap)
 
 
+class Tied(nn.Module):
+    """One weight for the whole network; for black inputs its first use has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+class Gated(nn.Module):
+    """A second use of a weight that is off for some samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x):
+        gate = (x[:, :1] > 0).to(x.dtype)
+        return self.last(x) + 3 * gate * linear(x, self.last.weight)
+
+
+class Sometimes(nn.Module):
+    """A second use of a weight, but only in batches of one kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return self.both(x)
+        return self.both(x) if (x[:, 0] > 0).any() else self.last(x)
+
+    def both(self, x):
+        gate = (x[:, :1] > 0).to(x.dtype)
+        return self.last(x) + 3 * gate * linear(x, self.last.weight)
+
+
+class Bypassed(nn.Module):
+    """A weight that is only used outside of its layer, which is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 4, bias=False)
+
+    def forward(self, x):
+        return linear(x, self.last.weight)
+
+
+@pytest.mark.parametrize("make", [Tied, Gated, Sometimes, Bypassed])
+@pytest.mark.parametrize("compared", [2, 8])
+def test_uses_of_a_weight_that_the_first_samples_do_not_show(make, compared, monkeypatch):
+    """In chunks of four samples the first are harmless; the computation itself is looked at."""
+    monkeypatch.setattr(per_sample, "COMPARED", compared)
+    model, (x, y) = filled(make()).double(), samples(40)
+    x[:, 0] = x[:, 0].abs()
+    if make is Tied:
+        x[:2] = 0
+    else:
+        x[:20, 0] *= -1
+    assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
+    monkeypatch.setattr(per_sample, "_at_a_time", lambda size, inputs: 4)
+    assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
+    batches = [x[:20], x[20:40], x[:0]]
+    assert close(diagonal_fisher(model, batches), by_hand(model, x, y, "exact"))
+
+
+def test_a_layer_used_twice_in_later_batches_only():
+    """The first batch takes the fast way; the later one may not, and is right all the same."""
+    model, (x, y) = filled(Sometimes()).double(), samples(20)
+    x[:, 0] = x[:, 0].abs()
+    x[:10, 0] *= -1
+    question = Question(stateless(model, {}), _own_labels, 2, model)
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    way = best_way(question, weights, x[:10], y[:10])
+    assert isinstance(way, partial)
+    assert way.func is by_layers
+    with pytest.raises(RuntimeError, match=r"'last.weight' is used outside of its layer"):
+        per_sample.layer_sums(question, weights, x[10:], y[10:])
+    found = way(question, weights, x[10:], y[10:])
+    assert close({n: t / 10 for n, t in found.items()}, by_hand(model, x[10:], y[10:], "exact"))
+
+
+class Mixing(nn.Module):
+    """Samples touch each other, unless their first feature is negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        h, gate = self.first(x), (x[:, :1] > 0).to(x.dtype)
+        return self.last(h - gate * h.mean(0) if len(h) > 1 else h)
+
+
+def test_the_comparison_looks_at_samples_all_over_the_data():
+    model, (x, y) = filled(Mixing()).double(), samples(40)
+    x[:, 0] = x[:, 0].abs()
+    x[:5, 0] *= -1
+    assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
+
+
+def test_sums_that_are_zero_are_no_agreement():
+    zero, one = torch.zeros(3), torch.ones(3)
+    assert not per_sample._agree(zero, zero)
+    assert not per_sample._agree(one, zero)
+    assert per_sample._agree(one * (1 + 1e-5), one)
+    assert not per_sample._agree(one * 1.01, one)
+
+
 @pytest.mark.parametrize("memory", [1, 500, 3000, 20000])
 def test_chunks_do_not_matter(memory, monkeypatch):
     """Down to one sample and one class at a time."""
@@ -349,6 +463,26 @@ def test_half_precision_is_summed_in_single():
     found = diagonal_fisher(model.bfloat16(), (x.bfloat16(), y))["weight"]
     assert found.dtype == torch.float32
     assert (found / expected - 1).abs().max() < 0.05
+
+
+def test_half_precision_is_summed_in_single_from_batches_too(monkeypatch):
+    """Many small terms after a large one: bfloat16 would lose every one of them."""
+    monkeypatch.setattr("neuvar.continual.importance.SQUARED_BATCH", 1)
+    model = filled(nn.Linear(5, 4))
+    x, y = samples(600, dtype=torch.float32)
+    expected = diagonal_fisher(model, (x, y), kind="squared_batch_mean")["weight"]
+    model.bfloat16()
+    found = diagonal_fisher(model, (x.bfloat16(), y), kind="squared_batch_mean")["weight"]
+    assert found.dtype == torch.float32
+    assert (found / expected - 1).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_and_labels_may_be_a_list(kind):
+    model, (x, y) = build("mlp"), samples()
+    expected = diagonal_fisher(model, (x, y), kind=kind)
+    assert close(diagonal_fisher(model, [x, y], kind=kind), expected, rtol=0)
+    assert close(diagonal_fisher(model, [x, y.int()], kind=kind), expected, rtol=0)
 
 
 def measure(model, data, kind):
@@ -480,6 +614,32 @@ class TestBadInput:
     def test_lengths_differ(self):
         with pytest.raises(ValueError, match="data has 3 inputs but 2 labels in a batch"):
             diagonal_fisher(mlp(), (torch.ones(3, 5), torch.ones(2).long()))
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            ({"x": torch.ones(3, 5)}, "iterable of such, got a dict"),
+            (torch.ones(3, 5).numpy(), "iterable of such, got a ndarray"),
+            (mnist_excerpt().test, "iterable of such, got a Split"),
+            (3, "iterable of such, got a int"),
+            ("x", "iterable of such, got a str"),
+            ([{"x": torch.ones(3, 5)}], r"pair of tensors \(inputs, labels\), got a dict"),
+            ([(torch.ones(3, 5),) * 3], "got a tuple of Tensor, Tensor, Tensor"),
+            ((torch.ones(3, 5), [0, 1, 2]), "got a tuple of Tensor, list"),
+            ([torch.ones(3, 5).numpy()], "got a ndarray"),
+            ([torch.ones(3, 5), torch.ones(3, 5)], "not be a list of two batches"),
+            (torch.tensor(1.0), "a row for each sample, got a tensor that is one number"),
+        ],
+    )
+    def test_forms_of_data(self, data, words):
+        with pytest.raises(ValueError, match="^data must.*" + words):
+            diagonal_fisher(mlp(), data)
+
+    @pytest.mark.parametrize("kind", ["empirical", "squared_batch_mean"])
+    @pytest.mark.parametrize("labels", [torch.zeros(3), torch.zeros(3, 4).long()])
+    def test_labels_that_are_no_classes(self, kind, labels):
+        with pytest.raises(ValueError, match="data must have labels that are integers in one row"):
+            diagonal_fisher(mlp(), (torch.ones(3, 5), labels), kind=kind)
 
     def test_nothing_is_trained(self):
         with pytest.raises(ValueError, match="no parameter that is trained"):

@@ -244,6 +244,49 @@ class TestPath:
         right = list(penalty.state_dict()["path"].values())
         assert (wrong[0] - right[0]).norm() > 0.5 * right[0].norm()
 
+    @pytest.mark.parametrize("clip", ["norm", "value"])
+    @pytest.mark.parametrize("name", ["sgd", "nvrm"])
+    def test_clipped_gradients_that_were_noted_before(self, name, clip):
+        """The path is that of the whole gradient of the task, though the step was shorter."""
+        model, x = toy.network(dtype=torch.float64), inputs(3)
+        optimizer, penalty = OPTIMIZERS[name](model.parameters()), SI(300.0)
+        for target in (0.0, 2.0):
+            places, slopes = [self.place(model, optimizer)], []
+            for _ in range(12):
+                optimizer.zero_grad()
+                loss = (model(x) - target).square().mean()
+                params = list(model.parameters())
+                slopes.append(torch.autograd.grad(loss, params, retain_graph=True))
+                (loss + penalty(model)).backward()
+                penalty.before_clip(model)
+                if clip == "norm":
+                    assert nn.utils.clip_grad_norm_(params, 0.05) > 0.05
+                else:
+                    nn.utils.clip_grad_value_(params, 0.01)
+                optimizer.step()
+                penalty.after_step(model)
+                places.append(self.place(model, optimizer))
+            found = list(penalty.state_dict()["path"].values())
+            torch.testing.assert_close(found, self.path(places, slopes), rtol=1e-9, atol=1e-10)
+            penalty.after_task(model)
+
+    def test_what_was_noted_serves_one_step(self):
+        model = toy.network(dtype=torch.float64)
+        optimizer, penalty = torch.optim.SGD(model.parameters(), lr=0.1), SI(1.0)
+        with pytest.raises(ValueError, match="before_clip must follow a loss"):
+            penalty.before_clip(model)
+        penalty(model)
+        with pytest.raises(ValueError, match="before_clip must come after backward"):
+            penalty.before_clip(model)
+        (model(inputs(3)).square().mean() + penalty(model)).backward()
+        penalty.before_clip(model)
+        moved(model, 1)  # a step that nobody looked at; the next one starts anew
+        before = penalty.state_dict()["path"]
+        places, slopes = self.steps(model, optimizer, penalty, 3)
+        after = penalty.state_dict()["path"]
+        added = [after[name] - before[name] for name in before]
+        torch.testing.assert_close(added, self.path(places, slopes), rtol=1e-9, atol=1e-10)
+
     def test_weights_that_went_uphill_have_no_importance(self):
         model, penalty = nn.Linear(1, 1, bias=False), SI(1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
@@ -469,6 +512,38 @@ class TestCheckpoints:
             EWC(1.0).load_state_dict(MAS(1.0).state_dict())
         with pytest.raises(ValueError, match="must be one of SI, got one of None"):
             SI(1.0).load_state_dict({})
+
+    def test_refuses_the_state_of_another_mode(self):
+        online, separate = EWC(1.0, mode="online"), EWC(1.0)
+        for a, b in [(online, separate), (separate, online)]:
+            with pytest.raises(ValueError, match=f"of mode '{a.mode}', got '{b.mode}'"):
+                a.load_state_dict(b.state_dict())
+            a.load_state_dict(type(a)(2.0, mode=a.mode).state_dict())
+
+    def test_an_unfinished_task_follows_the_model_to_another_device(self):
+        model, penalty = toy.network(), SI(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for stop in (False, True):
+            (model(inputs(3).float()).square().mean() + penalty(model)).backward()
+            optimizer.step()
+            penalty.after_step(model)
+            if not stop:
+                penalty.after_task(model)
+        other = SI(1.0)
+        other.load_state_dict(penalty.state_dict())
+        there = toy.network().to("meta")
+        other(there)
+        for p in there.parameters():
+            p.grad = torch.zeros_like(p)
+        gathered = [other._start, other._path, other._before, other._held.anchor]
+        assert {t.device.type for part in gathered for t in part.values()} == {"meta"}
+        assert {t.device.type for t in penalty._path.values()} == {"cpu"}
+
+    def test_an_unfinished_task_is_of_one_model(self):
+        model, penalty = toy.network(), SI(1.0)
+        penalty(model)
+        with pytest.raises(ValueError, match=r"another one than before: .* '0.weight' of shape"):
+            penalty(nn.Sequential(nn.Linear(5, 6)))
 
     def test_refuses_a_state_that_lacks_something(self):
         state = SI(1.0).state_dict()

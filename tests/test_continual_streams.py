@@ -96,6 +96,12 @@ class TestPermuted:
         with pytest.raises(ValueError, match="seed must be an int >= 0, got"):
             permuted_tasks(data(), seed=seed)
 
+    def test_no_two_seeds_share_a_permutation(self):
+        """NumPy reads (5 + 3·2³², 0) as (5, 3, 0), so that seed's first task was 5's fourth."""
+        with pytest.raises(ValueError, match="seed must be an int from 0 to 4294967295, got"):
+            permuted_tasks(data(), 1, seed=5 + 3 * 2**32)
+        assert len(permuted_tasks(data(), 1, seed=2**32 - 1)) == 1
+
 
 PINNED = [18, 4, 21, 10, 11, 2, 22, 6, 23, 3, 20, 8, 0, 16, 12, 19, 13, 7, 5, 17, 14, 9, 1, 15]
 
@@ -138,12 +144,24 @@ class TestSplit:
         }
         assert [t.head for t in found["domain"]] == [t.head for t in found["class"]] == [0, 0]
 
-    @pytest.mark.parametrize("groups", [[], [[]], [[0, 0]], [[0], [0]], [[0, 6]], [[-1]]])
+    @pytest.mark.parametrize(
+        "groups",
+        [
+            [], [[]], [[0, 0]], [[0], [0]], [[0, 6]], [[-1]], [0, 1], 3, "01",
+            [[0.9, 1.2], ["3"]], [[0.0, 1.0]], [["3"]], [[True]], [[None]],
+        ],
+    )  # fmt: skip
     def test_refuses_groups(self, groups):
         with pytest.raises(
             ValueError, match="groups must be lists of different classes from 0 to 5"
         ):
             split_tasks(data(), groups)
+
+    def test_takes_integers_of_any_kind(self):
+        groups = [np.array([0, 1]), torch.tensor([3, 2])]
+        stream = split_tasks(data(), groups)
+        assert [task.classes for task in stream] == [(0, 1), (3, 2)]
+        assert {type(k) for task in stream for k in task.classes} == {int}
 
     def test_refuses_scenarios(self):
         with pytest.raises(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import pickle
+import zipfile
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
 
@@ -627,6 +629,80 @@ def test_from_file_refuses_what_does_not_fit(tmp_path):
         labels.from_file(tmp_path / "b.npy", classes=3, count=5)
 
 
+def test_from_file_reads_the_one_column_of_integers(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("image,label\na.png,0\nb.png,2\n")
+    assert labels.from_file(path, classes=3, count=2).noisy.tolist() == [0, 2]
+    path.write_text("image,label\n7,0\n8,2\n")
+    with pytest.raises(ValueError, match="key must be one of image, label, got None"):
+        labels.from_file(path, classes=3, count=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("image,label\n1,2\n2,\n3,0\n", "integers in column 'label', got '' in row 3"),
+        ("image,label\n1,2.0\n2,1.0\n", r"integers in column 'label', got '2\.0' in row 2"),
+        ("image,label\n1,cat\n", "integers in column 'label', got 'cat' in row 2"),
+        ("image,label\n", "a.csv is no readable .csv file: it has one line of names"),
+        ("label,label\n1,2\n", "a.csv is no readable .csv file: it has two columns .* 'label'"),
+        ("a" * 200_000 + ",label\n1,2\n", "a.csv is no readable .csv file: field larger"),
+    ],
+)
+def test_tables_with_bad_cells_get_a_sentence(tmp_path, text, sentence):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        labels.from_file(path, key="label", classes=3, count=3)
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (4,)])
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_header_that_says_more_than_there_is(tmp_path, shape, suffix):
+    header = io.BytesIO()
+    facts = {"descr": "<i8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, facts)
+    content, path = header.getvalue() + bytes(24), tmp_path / f"a{suffix}"
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", content)
+    else:
+        path.write_bytes(content)
+    says = 8 * shape[0]
+    with pytest.raises(ValueError, match=f"a{suffix} .*says {says} bytes, but there are 24"):
+        labels.from_file(path, classes=3, count=3)
+
+
+@pytest.mark.parametrize("kind", ["a.npy", "a.npz", "packed.npz", "a.pt", "old.pt"])
+def test_damaged_files_get_a_sentence_that_names_them(tmp_path, kind):
+    """A few bytes changed or the end cut off, in a hundred ways."""
+    path, values = tmp_path / kind, np.arange(300) % 3
+    writers = {
+        "a.npy": lambda: np.save(path, values),
+        "a.npz": lambda: np.savez(path, a=values),
+        "packed.npz": lambda: np.savez_compressed(path, a=values),
+        "a.pt": lambda: torch.save({"a": torch.from_numpy(values)}, path),
+        "old.pt": lambda: torch.save(
+            torch.from_numpy(values), path, _use_new_zipfile_serialization=False
+        ),
+    }
+    writers[kind]()
+    whole, rng, sentences = path.read_bytes(), np.random.default_rng(0), []
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            damaged[rng.integers(min(len(whole), 400))] = rng.integers(256)
+        cut = len(whole) if rng.random() < 0.7 else int(rng.integers(len(whole)))
+        path.write_bytes(bytes(damaged[:cut]))
+        try:
+            labels.from_file(path, classes=3, count=300)
+        except ValueError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 30
+    assert all(sentence.startswith((kind, "key must")) for sentence in sentences)
+    assert not any("\n" in sentence for sentence in sentences)
+
+
 # Sentences.
 
 X, Y = torch.ones(1000, 2), BALANCED
@@ -696,6 +772,26 @@ X, Y = torch.ones(1000, 2), BALANCED
         (lambda: labels.instance(Y, 0.2, features=X / 0, **TEN), "features must be finite"),
         (lambda: labels.instance(Y, 0.2, features="x", **TEN), "features must be numbers"),
         (lambda: labels.instance(Y, 1, features=X, **TEN), "rate must"),
+        (
+            lambda: labels.instance(Y, 0.2, features=X.double() * 1e308, **TEN),
+            r"features must be small enough for finite scores in float64, got .* 1e\+308",
+        ),
+        (
+            lambda: labels.pair(Y, 0.2, classes=10**7, seed=0),
+            "classes must be at most 10000, got 10000000",
+        ),
+        (
+            lambda: labels.from_array([0], classes=10**7, clean=[0]),
+            "classes must be at most 10000, got 10000000",
+        ),
+        (
+            lambda: labels.superclass(Y, 0.2, coarse=Y % 2, seed=0),
+            "not for each label, got 1000 for labels from 0 to 9",
+        ),
+        (
+            lambda: labels.superclass(Y, 0.2, coarse=[0] * 10**6, seed=0),
+            "not for each label, got 1000000 for labels from 0 to 9",
+        ),
         (
             lambda: labels.from_array([0, 3], classes=3),
             "noisy must be from 0 to 2 for 3 classes, got 3",

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from neuvar import largest_b, neural_variability, variability_curve
+from neuvar import NVRMAdam, largest_b, neural_variability, variability_curve
+from neuvar.data import mnist_excerpt
 from neuvar.measures.curve import _Search
+from neuvar.models import mlp
 from tests.landscapes import Quadratic, as_loss, classes, classifier, one_example, quadratic
 
 
@@ -139,3 +141,22 @@ def test_the_first_crossing_is_found():
 def test_bad_arguments_get_a_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         largest_b(classifier(), cross_entropy, classes(), **{"delta": 0.1} | options)
+
+
+@pytest.mark.slow
+def test_a_network_trained_with_noise_bears_more_of_it():
+    """Real images, one network with NVRM-Adam and one with Adam, from the same start."""
+    train = mnist_excerpt().train
+    x, y = train.images[:2000].flatten(1) / 255, train.labels[:2000]
+    found = {}
+    for b in (0.0, 0.1):
+        model = mlp((784, 128, 10), seed=0)
+        optimizer = NVRMAdam(model.parameters(), lr=1e-3, b=b, seed=0)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(20):
+            for chosen in torch.randperm(len(x), generator=generator).split(100):
+                optimizer.zero_grad()
+                cross_entropy(model(x[chosen]), y[chosen]).backward()
+                optimizer.step()
+        found[b] = largest_b(model, cross_entropy, (x, y), delta=0.1, resolution=0.05)
+    assert found[0.0].interval[1] < found[0.1].interval[0]

@@ -397,6 +397,27 @@ def test_a_head_is_a_linear_layer_on_the_body():
     assert isinstance(model, MultiHead)
 
 
+def test_heads_of_different_sizes():
+    model = multi_head((4, 8, (3, 2, 5)), seed=0)
+    assert [head.out_features for head in model.heads] == [3, 2, 5]
+    x = torch.ones(6, 4)
+    assert [model(x, task=k).shape[1] for k in range(3)] == [3, 2, 5]
+    alike, one = multi_head((4, 8, (2, 2)), seed=3), multi_head((4, 8, 2), tasks=2, seed=3)
+    assert all(torch.equal(p, q) for p, q in zip(alike.parameters(), one.parameters(), strict=True))
+    assert len(multi_head((4, 8, 2), seed=0).heads) == 5
+
+
+def test_the_selected_task_is_part_of_the_state(tmp_path):
+    model, other = (multi_head((4, 8, 2), tasks=3, seed=s) for s in (0, 1))
+    model.select(1)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
+    assert other.task == 1
+    assert [head.weight.requires_grad for head in other.heads] == [False, True, False]
+    x = torch.ones(2, 4)
+    assert torch.equal(model(x), other(x))
+
+
 # Sentences.
 
 
@@ -417,6 +438,10 @@ def test_a_head_is_a_linear_layer_on_the_body():
         (lambda: mlp((784, 1.5, 10), seed=0), "sizes must be an int >= 1, got 1.5"),
         (lambda: multi_head((4, 2), seed=0), "sizes must be 3 or more ints"),
         (lambda: multi_head(tasks=0, seed=0), "tasks must be an int >= 1, got 0"),
+        (lambda: multi_head((4, 4, (3, 2)), tasks=3, seed=0), "tasks must be 2, one for each"),
+        (lambda: multi_head((4, 4, ()), seed=0), "sizes of the heads must be 1 or more ints"),
+        (lambda: multi_head((4, 4, (3, 0)), seed=0), "sizes of the heads must be an int >= 1"),
+        (lambda: multi_head((4, (3, 2)), seed=0), "sizes must be 3 or more ints"),
         (lambda: multi_head((4, 4, 2), seed=0).select(5), "task must be from 0 to 4, got 5"),
         (lambda: multi_head((4, 4, 2), seed=0).select(-1), "task must be from 0 to 4, got -1"),
         (lambda: multi_head((4, 4, 2), seed=0)(torch.ones(1, 4), task="a"), "task must be an int"),

@@ -105,12 +105,12 @@ def largest(runs: list[Run], delta: float, seed: int = 0) -> Figure:
 def proved(proofs: list[Run]) -> Figure:
     """What is measured and what is proved about the error."""
     rows: dict[str, Callable[[Run], float]] = {
-        "training error": lambda r: r["bounds"]["seeger"]["clean"],
+        "training error": lambda r: r["seeger"]["clean"],
         "test error": lambda r: r["test_error"],
-        "training error under noise": lambda r: r["bounds"]["seeger"]["perturbed"]["mean"],
-        "Seeger's bound": lambda r: r["bounds"]["seeger"]["bound"]["value"],
-        "McAllester's bound (lemma 1)": lambda r: r["bounds"]["mcallester"]["bound"]["value"],
-        "theorem 1": lambda r: r["bounds"]["variability"]["bound"]["value"],
+        "training error under noise": lambda r: r["seeger"]["perturbed"]["mean"],
+        "Seeger's bound": lambda r: r["seeger"]["bound"]["value"],
+        "McAllester's bound (lemma 1)": lambda r: r["mcallester"]["value"],
+        "theorem 1": lambda r: r["variability"]["value"],
     }
     figure = Figure(figsize=(7.4, 3.2), layout="constrained")
     ax = figure.subplots()

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from neuvar.continual.importance import Data, check_fisher, check_seed, diagonal_fisher
+from neuvar.continual.batches import Data
+from neuvar.continual.importance import check_fisher, check_seed, diagonal_fisher
 from neuvar.continual.penalty import Penalty
 from neuvar.noise import scale
 
@@ -78,3 +79,15 @@ class EWC(Penalty):
             model, data, kind=self.fisher, seed=self.seed + self.tasks, **arguments
         )
         self._hold(model, found, gamma=self.gamma if self.mode == "online" else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has been gathered, and in which mode, as copies: plain numbers and tensors."""
+        return super().state_dict() | {"mode": self.mode}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what another penalty of the same mode has gathered."""
+        if state.get("mode", self.mode) != self.mode:
+            raise ValueError(
+                f"the state dict must be one of mode {self.mode!r}, got {state['mode']!r}"
+            )
+        super().load_state_dict(state)

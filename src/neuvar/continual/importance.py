@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuvar.continual.as_found import at_rest
-from neuvar.continual.per_sample import Question, Scores, best_way, stateless
+from neuvar.continual.batches import Data, batches
+from neuvar.continual.per_sample import Question, Scores, best_way, stateless, zeros
 from neuvar.guard import bare
-
-Batch = Tensor | tuple[Tensor, Tensor] | list[Tensor]
-Data = Batch | Iterable[Batch]
-"""Inputs, or inputs with labels: one batch, or several such as a DataLoader gives."""
 
 SQUARED_BATCH = 256
 """How many samples "squared_batch_mean" averages over before it squares."""
@@ -81,7 +78,8 @@ def diagonal_fisher(
         Balles, Hennig: Limitations of the Empirical Fisher Approximation, 2019.
 
     Args:
-        model: any network; where all trained weights are in linear layers, gradients of single
+        model: any network that treats each sample by itself in evaluation mode; where nearly all
+            trained weights are in linear layers, each used once, their gradients for single
             samples are never formed, which is much faster.
         data: inputs with labels, as a pair of tensors or an iterable of such pairs; for "exact"
             and "sampled" inputs alone are enough.
@@ -174,17 +172,17 @@ def _squared_batch_mean(
     with at_rest(network):
         weights = _trained(network)
         live = {name: w.requires_grad_() for name, w in weights.items()}
-        totals = [torch.zeros_like(w, requires_grad=False) for w in weights.values()]
+        totals = zeros(weights)
         forward = stateless(network, arguments)
         for inputs, labels in batches(data, weights, needs_labels=True):
             for x, y in _split(inputs, labels, SQUARED_BATCH):
                 score = _given_labels(forward(live, x), y).mean()
                 found = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
-                for total, gradient in zip(totals, found, strict=True):
-                    total.add_(gradient.square_())
+                for total, gradient in zip(totals.values(), found, strict=True):
+                    total.add_(gradient.to(total.dtype).square())
                 parts += 1
     _check_not_empty(parts)
-    return {name: total / parts for name, total in zip(weights, totals, strict=True)}
+    return {name: total / parts for name, total in totals.items()}
 
 
 def _split(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -210,23 +208,3 @@ def _drawn(
     with torch.no_grad():
         parts = [_logs(question.forward(weights, x)).exp().cpu() for x in inputs.split(1024)]
     return torch.multinomial(torch.cat(parts), 1, generator=draw)[:, 0].to(inputs.device)
-
-
-def batches(
-    data: Data, weights: dict[str, Tensor], *, needs_labels: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels on the device of the weights; labels that nobody needs are zeros."""
-    whole = isinstance(data, Tensor) or (
-        isinstance(data, tuple) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
-    )
-    device = next(iter(weights.values())).device
-    for batch in [data] if whole else data:
-        inputs, labels = batch if isinstance(batch, (tuple, list)) else (batch, None)
-        if needs_labels and labels is None:
-            raise ValueError("data has inputs alone; this kind of Fisher needs their labels")
-        if labels is None:
-            labels = torch.zeros(len(inputs), dtype=torch.int64)
-        if len(labels) != len(inputs):
-            raise ValueError(f"data has {len(inputs)} inputs but {len(labels)} labels in a batch")
-        if len(inputs):
-            yield inputs.to(device), labels.to(device)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from neuvar.continual.importance import Data, output_sensitivity
+from neuvar.continual.batches import Data
+from neuvar.continual.importance import output_sensitivity
 from neuvar.continual.penalty import Penalty
 
 

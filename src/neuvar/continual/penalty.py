@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neuvar.continual.as_found import clean_copy
-from neuvar.continual.importance import Data
+from neuvar.continual.batches import Data
 from neuvar.continual.quadratic import Quadratic, Weights, joined, value
 from neuvar.guard import bare
 from neuvar.noise import scale
@@ -23,8 +23,9 @@ class Penalty(ABC):
 
     The methods differ in how they find the importances :math:`\Omega` and what they do with those
     of several tasks. A training loop adds ``penalty(model)`` to its loss, calls
-    ``after_step(model)`` after each step of the optimizer (only SI does something with it), and
-    ``after_task(model, data)`` after each task. The optimizer may be any.
+    ``after_step(model)`` after each step of the optimizer, and ``after_task(model, data)`` after
+    each task; if it clips gradients, also ``before_clip(model)`` before it does so. Only SI does
+    something with ``after_step`` and ``before_clip``. The optimizer may be any.
 
     Under NVRM the importances and the weights that they hold to are those of the clean weights,
     always. Where ``at`` is "perturbed" the penalty, like the rest of the loss, is taken at the
@@ -89,6 +90,9 @@ class Penalty(ABC):
         """
         peaks = [float(omega.max()) for omega in self._held.importance.values() if omega.numel()]
         return self.strength * max(peaks, default=0.0)
+
+    def before_clip(self, model: nn.Module) -> None:  # noqa: B027 - not every method needs it
+        """Look at the gradients before they are clipped. EWC and MAS have no need to."""
 
     def after_step(self, model: nn.Module) -> None:  # noqa: B027 - not every method needs it
         """Look at what a step of the optimizer did. EWC and MAS have no need to."""

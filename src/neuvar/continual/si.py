@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from neuvar.continual.as_found import clean_copy
-from neuvar.continual.importance import Data
+from neuvar.continual.batches import Data
 from neuvar.continual.penalty import Penalty, copies
 from neuvar.continual.quadratic import Weights, pull
 from neuvar.noise import scale
@@ -26,7 +26,10 @@ class SI(Penalty):
     :math:`\theta_t` are the clean weights, so :math:`\omega` is the fall of the neural variable
     risk; the difference of two noises is no way that the weights went.
 
-    Call ``after_step(model)`` right after each step, before gradients are set to zero.
+    Call ``after_step(model)`` right after each step, before gradients are set to zero. A loop that
+    clips gradients, or changes them otherwise, must call ``before_clip(model)`` before it does so:
+    from the clipped gradient of the whole loss that of the task alone cannot be found, and the
+    importances would be wrong.
 
     References:
         Zenke, Poole, Ganguli: Continual Learning Through Synaptic Intelligence, 2017.
@@ -58,6 +61,7 @@ class SI(Penalty):
         self._path: Weights = {}
         self._before: Weights = {}
         self._pull: Weights = {}
+        self._noted: Weights = {}
 
     def __call__(self, model: nn.Module) -> Tensor:
         """The penalty, see :class:`Penalty`; it also notes where the step to come starts."""
@@ -66,7 +70,7 @@ class SI(Penalty):
             params = self._parameters(model)
             trained = {name: p for name, p in params.items() if p.requires_grad}
             self._before = {name: clean_copy(p) for name, p in trained.items()}
-            self._pull = {}
+            self._pull, self._noted = {}, {}
             if self.strength and self.tasks:
                 at = self._before if self.at == "clean" else trained
                 self._pull = pull(self._held, at, self.strength)
@@ -78,6 +82,17 @@ class SI(Penalty):
         return found
 
     @torch.no_grad()
+    def before_clip(self, model: nn.Module) -> None:
+        """Note the gradients as they are; with a gradient scaler, call its ``unscale_`` first."""
+        params = self._parameters(model)
+        if not self._before:
+            raise ValueError("before_clip must follow a loss that had penalty(model) in it")
+        grads = {name: params[name].grad for name in self._before}
+        self._noted = {name: g.detach().clone() for name, g in grads.items() if g is not None}
+        if not self._noted:
+            raise ValueError("before_clip must come after backward: there are no gradients")
+
+    @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
         """Add what the step of the optimizer did to the path; gradients must still be there."""
         params = self._parameters(model)
@@ -86,7 +101,7 @@ class SI(Penalty):
         if all(params[name].grad is None for name in self._before):
             raise ValueError("after_step must come before zero_grad: there are no gradients")
         for name, before in self._before.items():
-            if (gradient := params[name].grad) is None:
+            if (gradient := self._noted.get(name, params[name].grad)) is None:
                 continue
             moved = clean_copy(params[name]).sub_(before)
             if not moved.any():
@@ -95,7 +110,7 @@ class SI(Penalty):
                 gradient = self._pull[name].neg_().add_(gradient)
             path = self._path[name]
             path.addcmul_(gradient.to(path.dtype), moved.to(path.dtype), value=-1)
-        self._before, self._pull = {}, {}
+        self._before, self._pull, self._noted = {}, {}, {}
 
     def after_task(self, model: nn.Module, data: Data | None = None, **arguments: Any) -> None:
         """Hold to the weights as they stand now, without their noise; data is not used."""
@@ -109,7 +124,8 @@ class SI(Penalty):
         if not any(bool(path.any()) for path in self._path.values()):
             raise ValueError("after_step saw no gradients in this task: call it before zero_grad")
         self._hold(model, importance, gamma=1.0)
-        self._start, self._path, self._before = {}, {}, {}
+        self._start, self._path = {}, {}
+        self._before, self._pull, self._noted = {}, {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         """All that has been gathered, also of a task that is not finished."""
@@ -119,4 +135,17 @@ class SI(Penalty):
         """Take up what another penalty of the same method has gathered."""
         super().load_state_dict(state)
         self._start, self._path = copies(state["start"]), copies(state["path"])
-        self._before = {}
+        self._before, self._pull, self._noted = {}, {}, {}
+
+    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The model's parameters; what an unfinished task has gathered follows them, too."""
+        params = super()._parameters(model)
+        for gathered in (self._start, self._path):
+            for name, tensor in gathered.items():
+                if name not in params or params[name].shape != tensor.shape:
+                    raise ValueError(
+                        f"model is another one than before: the penalty knows parameter {name!r} "
+                        f"of shape {tuple(tensor.shape)}"
+                    )
+                gathered[name] = tensor.to(params[name].device)
+        return params

@@ -97,7 +97,7 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
     Args:
         data: where the images come from.
         tasks: how many tasks.
-        seed: seed of the permutations, a matter apart from the seed of the training.
+        seed: seed of the permutations, below 2³², a matter apart from the seed of the training.
 
     Returns:
         The stream; all its tasks share one head.
@@ -108,6 +108,8 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
     (torch.Size([6000, 28, 28]), (10,))
     """
     count, seed = _at_least("tasks", tasks, 1), _at_least("seed", seed, 0)
+    if seed >= 2**32:  # a larger one would take the place of the task's number in NumPy's mixing
+        raise ValueError(f"seed must be an int from 0 to {2**32 - 1}, got {seed!r}")
     pixels = math.prod(data.train.images.shape[-2:])
     orders = [
         torch.from_numpy(np.random.default_rng((seed, k)).permutation(pixels)) for k in range(count)
@@ -177,14 +179,7 @@ def split_tasks(
         raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
     if groups is None:
         groups = [range(k, min(k + 2, data.classes)) for k in range(0, data.classes, 2)]
-    chosen = [tuple(map(int, group)) for group in groups]
-    every = [number for group in chosen for number in group]
-    known = set(range(data.classes))
-    if not chosen or not all(chosen) or len(set(every)) < len(every) or not set(every) <= known:
-        raise ValueError(
-            f"groups must be lists of different classes from 0 to {data.classes - 1}, "
-            f"got {[list(group) for group in chosen]}"
-        )
+    chosen = _checked_groups(groups, data.classes)
     view = partial(_chosen, keep_labels=scenario == "class")
     made = tuple(
         Task(
@@ -200,6 +195,24 @@ def split_tasks(
     sizes = tuple(len(group) for group in chosen)
     outputs = {"task": sizes, "domain": (max(sizes),), "class": (data.classes,)}[scenario]
     return Stream(f"split-{data.name}-{scenario}", made, outputs)
+
+
+def _checked_groups(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
+    try:
+        chosen = [tuple(group) for group in groups]
+    except TypeError:  # a number in place of a list
+        chosen = []
+    every = [number for group in chosen for number in group]
+    whole = all(hasattr(k, "__index__") and not isinstance(k, bool) for k in every)
+    if (
+        not (chosen and all(chosen) and whole)
+        or len({int(k) for k in every}) < len(every)
+        or not {int(k) for k in every} <= set(range(classes))
+    ):
+        raise ValueError(
+            f"groups must be lists of different classes from 0 to {classes - 1}, got {groups!r}"
+        )
+    return [tuple(map(operator.index, group)) for group in chosen]
 
 
 def _at_least(name: str, value: object, least: int) -> int:

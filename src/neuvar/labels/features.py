@@ -116,6 +116,11 @@ def _wrong_labels(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:
         level = randomness.uniforms(seed, f"map/{label}", x.shape[1] * classes)
         w = torch.special.ndtri(torch.from_numpy(level)).view(-1, classes)
         scores = x[members].double() @ w
+        if not bool(scores.isfinite().all()):
+            raise ValueError(
+                "features must be small enough for finite scores in float64, "
+                f"got magnitudes up to {float(x[members].double().abs().max()):.3g}"
+            )
         scores[:, label] = -math.inf
         levels = scores.softmax(1).cumsum(1)
         levels = levels / levels[:, -1:]

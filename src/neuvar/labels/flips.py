@@ -12,6 +12,7 @@ from torch import Tensor
 from neuvar.labels import randomness
 from neuvar.labels.randomness import Array
 from neuvar.labels.result import (
+    MOST_CLASSES,
     Integers,
     NoisyLabels,
     account,
@@ -84,6 +85,8 @@ def checked_matrix(matrix: Any) -> Array:
         raise ValueError(f"matrix must be a square of numbers, got {matrix!r:.60}") from error
     if t.ndim != 2 or t.shape[0] != t.shape[1] or len(t) < 2:
         raise ValueError(f"matrix must be square, 2×2 or larger, got the shape {t.shape}")
+    if len(t) > MOST_CLASSES:
+        raise ValueError(f"matrix must have at most {MOST_CLASSES} classes, got {len(t)}")
     if not ((t >= 0) & (t <= 1)).all():
         bad = t[~((t >= 0) & (t <= 1))][0]
         raise ValueError(f"matrix must have entries in [0, 1], got {float(bad)!r}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -91,45 +94,89 @@ def read(path: Path, key: str | None) -> Any:
     if not path.is_file():
         raise ValueError(f"path must be a file, got {str(path)!r}")
     try:
-        found = READERS[path.suffix](path)
-    except (ValueError, EOFError, OSError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{path.name} is no readable {path.suffix} file: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # readers warn of what they may read wrongly
+            warnings.filterwarnings("ignore", "Reading `.npy`")  # only made by an old Python
+            found = READERS[path.suffix](path)
     except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path.name} holds more than arrays, or is damaged") from error
+    except Exception as error:  # damaged bytes make readers fail in any way
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"{path.name} is no readable {path.suffix} file: {reason}") from error
     if not isinstance(found, Mapping):
         if key is not None:
             raise ValueError(f"key must be None, because {path.name} has no names, got {key!r}")
         return found
-    if key is None and len(found) == 1:
-        return next(iter(found.values()))
+    if key is None:
+        fit = [n for n, c in found.items() if not isinstance(c, _Column) or _integers(c.cells)]
+        key = fit[0] if len(fit) == 1 else next(iter(found)) if len(found) == 1 else None
     if key not in found:
         raise ValueError(f"key must be one of {', '.join(map(str, found))}, got {key!r}")
-    return found[key]
+    chosen = found[key]
+    return chosen.integers(path.name) if isinstance(chosen, _Column) else chosen
 
 
 def _read_npy(path: Path) -> Any:
+    with path.open("rb") as file:
+        _check_size(file, path.stat().st_size)
     return np.load(path, allow_pickle=False)
 
 
 def _read_npz(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        for part in (p for p in archive.infolist() if p.filename.endswith(".npy")):
+            with archive.open(part) as file:
+                _check_size(file, part.file_size)
     with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
+
+
+def _check_size(file: IO[bytes], size: int) -> None:
+    """Refuse an array whose header says more than there is, before memory is taken for it."""
+    version = np.lib.format.read_magic(file)
+    older = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if older else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    says, has = math.prod(shape) * kind.itemsize, size - file.tell()
+    if not kind.hasobject and says > has:
+        raise ValueError(f"its header says {says} bytes, but there are {has}")
 
 
 def _read_txt(path: Path) -> Any:
     return [int(word) for word in path.read_text(encoding="utf-8").split()]
 
 
+@dataclass(frozen=True)
+class _Column:
+    """Cells of a table, which need not be labels unless they are asked for."""
+
+    name: str
+    cells: list[str]
+    first_line: int
+
+    def integers(self, file: str) -> list[int]:
+        for line, cell in enumerate(self.cells, self.first_line):
+            if not _integers([cell]):
+                raise ValueError(
+                    f"{file} must have integers in column {self.name!r}, got {cell!r} in row {line}"
+                )
+        return [int(cell) for cell in self.cells]
+
+
 def _read_csv(path: Path) -> Any:
-    """Columns of integers, by name or, if the first line has no names, by number."""
+    """Columns by name or, if the first line has no names, by number."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     if len({len(row) for row in rows}) != 1:
         raise ValueError("its lines differ in length, or there are none")
     named = not _integers(rows[0])
-    names = rows[0] if named else map(str, range(len(rows[0])))
-    columns = dict(zip(names, zip(*rows[named:], strict=True), strict=False))
-    return {name: [int(c) for c in cells] for name, cells in columns.items() if _integers(cells)}
+    names = [n.strip() for n in rows[0]] if named else list(map(str, range(len(rows[0]))))
+    if named and len(rows) == 1:
+        raise ValueError("it has one line of names, or of what is no integer, and no labels")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"it has two columns of the name {twice!r}")
+    columns = zip(names, zip(*rows[named:], strict=True), strict=True)
+    return {name: _Column(name, list(cells), 1 + named) for name, cells in columns}
 
 
 def _integers(cells: Iterable[str]) -> bool:

@@ -11,6 +11,7 @@ from neuvar.labels.features import instance
 from neuvar.labels.flips import flip_as
 from neuvar.labels.randomness import Array
 from neuvar.labels.result import (
+    MOST_CLASSES,
     Integers,
     NoisyLabels,
     checked_classes,
@@ -167,12 +168,22 @@ def superclass(
             [1, 0, 0, 1]])
     """
     groups = checked_labels("coarse", coarse, classes=2**31).tolist()
-    confusions = {}
+    fine = checked_labels("labels", labels, classes=2**31)
+    if len(groups) > MOST_CLASSES or len(groups) == len(fine) > int(fine.max()) + 1:
+        raise ValueError(
+            "coarse must have one superclass for each class, not for each label, "
+            f"got {len(groups)} for labels from 0 to {int(fine.max())}"
+        )
+    families: dict[int, list[int]] = {}
     for i, group in enumerate(groups):
-        family = [j for j, other in enumerate(groups) if other == group]
+        families.setdefault(group, []).append(i)
+    confusions: dict[int, int] = {}
+    for group, family in families.items():
         if len(family) == 1:
-            raise ValueError(f"coarse must give a class a relative, got {group} for class {i} only")
-        confusions[i] = family[(family.index(i) + 1) % len(family)]
+            raise ValueError(
+                f"coarse must give a class a relative, got {group} for class {family[0]} only"
+            )
+        confusions |= dict(zip(family, family[1:] + family[:1], strict=True))
     transition = _confused(confusions, checked_rate(rate), len(groups))
     return _flip("superclass", labels, transition, rate, seed, exact, coarse=groups)
 

@@ -16,6 +16,9 @@ from torch import Tensor
 Integers = Tensor | np.ndarray[Any, Any] | Sequence[int]
 """Labels as users have them."""
 
+MOST_CLASSES = 10_000
+"""A matrix with a row and a column for each class must fit into memory: 800 MB of float64."""
+
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
@@ -110,6 +113,8 @@ def checked_classes(classes: object) -> int:
     number = _integer("classes", classes)
     if number < 2:
         raise ValueError(f"classes must be an int >= 2, got {classes!r}")
+    if number > MOST_CLASSES:
+        raise ValueError(f"classes must be at most {MOST_CLASSES}, got {classes!r}")
     return number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -56,14 +56,16 @@ class MultiHead(nn.Module):
 
     With an optimizer that outlives :meth:`select`, the head that was selected before may carry
     noise until the next step; :func:`neuvar.guard` and ``denoised()`` hide it as any other.
+
+    Which task is selected is part of the state dict.
     """
 
-    def __init__(self, sizes: tuple[int, ...], tasks: int) -> None:
+    def __init__(self, body: tuple[int, ...], outputs: tuple[int, ...]) -> None:
         super().__init__()
-        self.body = nn.Sequential(*_layers(sizes[:-1]))
-        self.heads = nn.ModuleList(nn.Linear(sizes[-2], sizes[-1]) for _ in range(tasks))
+        self.body = nn.Sequential(*_layers(body))
+        self.heads = nn.ModuleList(nn.Linear(body[-1], count) for count in outputs)
         self.task = 0
-        self._inputs = sizes[0]
+        self._inputs = body[0]
 
     def select(self, task: int) -> None:
         """Train the head of a task from now on, and freeze all others.
@@ -85,6 +87,14 @@ class MultiHead(nn.Module):
         scores: Tensor = head(self.body(_flat(x, self._inputs)))
         return scores
 
+    def get_extra_state(self) -> int:
+        """The selected task, for the state dict."""
+        return self.task
+
+    def set_extra_state(self, state: int) -> None:
+        """Select the task that was selected when the state was saved."""
+        self.select(state)
+
     def _checked(self, task: int) -> int:
         if isinstance(task, bool) or not hasattr(task, "__index__"):
             raise ValueError(f"task must be an int, got {task!r}")
@@ -94,13 +104,17 @@ class MultiHead(nn.Module):
 
 
 def multi_head(
-    sizes: Iterable[int] = (784, 1024, 1024, 2), *, tasks: int = 5, seed: int
+    sizes: Iterable[int | Sequence[int]] = (784, 1024, 1024, 2),
+    *,
+    tasks: int | None = None,
+    seed: int,
 ) -> MultiHead:
     """Make a fully connected network with a head for each task, by default that of Split MNIST.
 
     Args:
-        sizes: units of each layer, from the inputs to the classes of one task.
-        tasks: how many heads there are.
+        sizes: units of each layer, from the inputs to the classes of one task; in place of the
+            last number, several give each head its own, such as the outputs of a stream.
+        tasks: how many heads there are, 5 unless the sizes of all are given.
         seed: what the weights depend on.
 
     Returns:
@@ -112,12 +126,25 @@ def multi_head(
     >>> x = torch.ones(2, 784)
     >>> torch.equal(model(x), model(x, task=3)), torch.equal(model(x), model(x, task=0))
     (True, False)
+    >>> [head.out_features for head in multi_head((784, 100, (3, 2)), seed=0).heads]
+    [3, 2]
     """
-    checked = checked_sizes("sizes", sizes, at_least=3)
-    heads = checked_size("tasks", tasks)
-    model = seeded(lambda: MultiHead(checked, heads), seed)
+    body, outputs = _body_and_heads(sizes, tasks)
+    model = seeded(lambda: MultiHead(body, outputs), seed)
     model.select(0)
     return model
+
+
+def _body_and_heads(sizes: object, tasks: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Units of the layers below the heads, and of each head."""
+    every = tuple(sizes) if isinstance(sizes, Iterable) else ()
+    if not every or not isinstance(every[-1], Iterable):
+        checked = checked_sizes("sizes", every or sizes, at_least=3)
+        return checked[:-1], checked[-1:] * checked_size("tasks", 5 if tasks is None else tasks)
+    outputs = checked_sizes("sizes of the heads", every[-1], at_least=1)
+    if tasks is not None and checked_size("tasks", tasks) != len(outputs):
+        raise ValueError(f"tasks must be {len(outputs)}, one for each size, got {tasks!r}")
+    return checked_sizes("sizes", (*every[:-1], outputs[0]), at_least=3)[:-1], outputs
 
 
 def _layers(sizes: tuple[int, ...]) -> list[nn.Module]:
