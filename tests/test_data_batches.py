@@ -281,9 +281,11 @@ class TestBatches:
             ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
             ({"batch_size": 2.0}, r"batch_size must be an integer >= 1, got 2\.0"),
             ({"batch_size": True}, "batch_size must be an integer >= 1, got True"),
-            ({"seed": None}, "seed must be an integer >= 0, got None"),
-            ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-            ({"seed": 1.5}, r"seed must be an integer >= 0, got 1\.5"),
+            ({"seed": None}, r"seed must be an integer >= 0 and < 2\*\*32, got None"),
+            ({"seed": -1}, "seed must be an integer >= 0 and .*, got -1"),
+            ({"seed": 1.5}, r"seed must be an integer >= 0 and .*, got 1\.5"),
+            ({"seed": 1 << 32}, "seed must be an integer .*, got 4294967296"),
+            ({"seed": True}, "seed must be an integer .*, got True"),
             ({"seed": None, "shuffle": False, "augment": Augmentation()}, "seed must be"),
             ({"seed": -1, "shuffle": False}, "seed must be"),
             ({"data": (images(), torch.zeros(49))}, "data must be tensors of the same length"),
@@ -319,6 +321,30 @@ class TestBatches:
     def test_augmentation_checks_its_pad(self, pad):
         with pytest.raises(ValueError, match="pad must be an integer >= 0"):
             Augmentation(pad=pad)
+
+    @pytest.mark.parametrize("flip", [0.5, 1, None, "no"])
+    def test_augmentation_checks_its_flip(self, flip):
+        with pytest.raises(ValueError, match="flip must be True or False, got"):
+            Augmentation(flip=flip)
+
+    def test_a_batch_may_be_larger_than_the_data(self):
+        x, y = next(Batches(split(), 10**9, seed=1, augment=Augmentation()).epoch(0))
+        same, _ = next(Batches(split(), len(y), seed=1, augment=Augmentation()).epoch(0))
+        assert torch.equal(x, same)
+
+    def test_seeds_epochs_and_purposes_do_not_collide(self):
+        """numpy pads seeds with zeros and lays them end to end; none of these may be equal."""
+        edges = (0, 1, (1 << 32) - 1)
+        found = {
+            tuple(Batches(split(), 16, seed=seed)._random(number, purpose).integers(0, 1 << 62, 2))
+            for seed in edges
+            for number in edges
+            for purpose in (0, 1)
+        }
+        assert len(found) == 18
+        for call in (Batches(split(), 16, seed=0).order, Batches(split(), 16, seed=0).epoch):
+            with pytest.raises(ValueError, match=r"number must be .* < 2\*\*32, got 4294967296"):
+                call(1 << 32)
 
     def test_no_images_are_no_batches(self):
         empty = Split(images()[:0], torch.zeros(0))

@@ -5,7 +5,9 @@ import hashlib
 import io
 import os
 import pickle
+import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import tracemalloc
@@ -170,6 +172,67 @@ class TestTar:
     def test_refuses_links_and_devices(self, kind):
         with pytest.raises(DataError, match="'a/b' is neither a file nor a folder"):
             members(odd_tar(type=kind, linkname="/etc/passwd"), {"a": 1})
+
+    def test_only_files_folders_and_names_are_members(self):
+        said = {}
+        for kind in range(256):
+            content = odd_tar(type=bytes([kind]), size=3)
+            said[kind] = refusal(lambda archive=content: members(archive, {"a/b": 3}))
+        assert [kind for kind, why in said.items() if why is None] == [0, ord("0")]
+        skipped = [kind for kind, why in said.items() if why == "x.tar.gz lacks a/b"]
+        assert bytes(skipped) == b"5Lgx"
+        others = {why for kind, why in said.items() if kind not in (0, *b"05Lgx")}
+        assert others == {"x.tar.gz: 'a/b' is neither a file nor a folder"}
+
+    def test_a_folder_has_no_content_whatever_its_length(self):
+        inner = gzip.decompress(tar_gz({"a/b": b"x"}, folder="a"))
+        head = bytearray(inner[:512])
+        head[124:135] = b"00000002000"
+        head[148:156] = b" " * 8
+        head[148:155] = b"%06o\0" % sum(head)
+        assert members(gzip.compress(head + inner[512:]), {"a/b": 1}) == {"a/b": b"x"}
+
+    @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar")
+    @pytest.mark.parametrize("kind", ["gnu", "ustar", "v7", "posix", "oldgnu"])
+    def test_reads_what_tar_itself_writes(self, tmp_path, kind):
+        entry, arrays = small("cifar10")
+        write_batches(entry, arrays, tmp_path)
+        made = subprocess.run(
+            ["tar", f"--format={kind}", "-czf", "x.tar.gz", entry.pickled.folder],
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        if made.returncode:
+            pytest.skip(f"this tar does not write {kind}")
+        with (tmp_path / "x.tar.gz").open("rb") as file:
+            found = cifar.from_archive(entry, file, "x.tar.gz")
+        assert all((found[key] == array).all() for key, array in arrays.items())
+
+    @pytest.mark.parametrize("at", range(-8, 0))
+    def test_refuses_a_wrong_checksum_or_length(self, at):
+        content = bytearray(tar_gz({"a": b"x"}))
+        content[at] ^= 1
+        with pytest.raises(DataError, match=r"x.tar.gz is not a valid gzip file"):
+            members(content, {"a": 1})
+
+    @pytest.mark.parametrize("lost", range(1, 9))
+    def test_refuses_a_lost_trailer(self, lost):
+        with pytest.raises(DataError, match="ends in the middle of its gzip stream"):
+            members(tar_gz({"a": b"x"})[:-lost], {"a": 1})
+
+    @pytest.mark.parametrize("more", [b"\0", b"garbage", tar_gz({"b": b"y"})])
+    def test_refuses_what_follows(self, more):
+        with pytest.raises(DataError, match="goes on after the end of its gzip stream"):
+            members(tar_gz({"a": b"x"}) + more, {"a": 1})
+
+    def test_refuses_what_follows_the_end_inside(self):
+        inner = gzip.decompress(tar_gz({"a": b"x"}))
+        with pytest.raises(DataError, match="goes on after the end of its tar archive"):
+            members(gzip.compress(inner + inner), {"a": 1})
+        assert members(gzip.compress(inner + bytes(5120)), {"a": 1}) == {"a": b"x"}
+        with pytest.raises(DataError, match="unpacks to more than was expected"):
+            members(gzip.compress(inner + bytes(2 << 20)), {"a": 1})
 
     def test_refuses_a_long_name_that_is_too_long(self):
         for kind in (b"L", b"x", b"g"):

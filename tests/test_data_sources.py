@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def assert_same(data, arrays, labels="labels"):
         assert part.labels.dtype == torch.int64
         assert (part.images.numpy() == arrays[f"{split}_images"]).all()
         assert (part.labels.numpy() == arrays[f"{split}_{labels}"]).all()
+
+
+def forbid(monkeypatch, folder):
+    """Let the system refuse to look into a folder, which it would not refuse an administrator."""
+
+    def guarded(call):
+        def refuse(path, *arguments, **options):
+            if isinstance(path, str | os.PathLike) and folder in Path(path).parents:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *arguments, **options)
+
+        return refuse
+
+    for name in ("stat", "open", "mkdir"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
 
 
 def left_behind(folder):
@@ -181,6 +197,13 @@ class TestFolder:
         with pytest.raises(DataError, match=r"cannot be read: Is a directory"):
             load("mnist", folder=tmp_path)
 
+    def test_a_folder_that_cannot_be_read_gets_a_sentence(self, sets, tmp_path, monkeypatch):
+        write_idx(*sets["mnist"], tmp_path / "data")
+        forbid(monkeypatch, tmp_path / "data")
+        for name in ("mnist", "cifar10"):
+            with pytest.raises(DataError, match="data cannot be read: Permission denied"):
+                load(name, folder=tmp_path / "data", download=False)
+
     def test_the_system_folder_serves_without_a_network(self, sets, tmp_path, monkeypatch, place):
         entry, arrays = sets["fashion-mnist"]
         write_idx(entry, arrays, tmp_path / "system", packed=True)
@@ -280,7 +303,7 @@ class TestCache:
         )
         with (
             pytest.warns(UserWarning, match="another copy is needed"),
-            pytest.raises(DataError, match="its copy in the cache is damaged"),
+            pytest.raises(DataError, match="its copy in the cache cannot be used"),
         ):
             load("mnist", download=False)
         write_idx(entry, arrays, tmp_path / "system")
@@ -331,6 +354,44 @@ class TestCache:
         os.utime(old, (0, time.time() - 2 * cache.DAY))
         cache.store(entry, arrays)
         assert left_behind(place) == [".x.2.part"]
+
+    def test_folders_of_killed_downloads_go_away(self, place):
+        for name, ages in {"old": (2, 2), "busy": (2, 0), "young": (0, 2)}.items():
+            folder = place / f".download-{name}"
+            folder.mkdir(parents=True)
+            (folder / "part").touch()
+            for path, age in zip((folder, folder / "part"), ages, strict=True):
+                os.utime(path, (0, time.time() - age * cache.DAY - 60))
+        with cache.scratch() as scratch:
+            assert scratch.parent == place
+        assert [p.name for p in sorted(place.iterdir())] == [".download-busy", ".download-young"]
+
+    def test_a_cache_that_cannot_be_read_does_not_stop_the_next_source(
+        self, sets, place, tmp_path, monkeypatch
+    ):
+        entry, arrays = sets["fashion-mnist"]
+        write_idx(entry, arrays, tmp_path / "system")
+        give(monkeypatch, "fashion-mnist", system={str(tmp_path / "system"): "a package"})
+        forbid(monkeypatch, place)
+        with (
+            pytest.warns(UserWarning, match="cannot be read: Permission denied; another copy"),
+            pytest.warns(UserWarning, match="cannot be written: Permission denied; .* not kept"),
+        ):
+            assert_same(load("fashion-mnist", download=False), arrays)
+
+    def test_a_home_that_nobody_has(self, sets, tmp_path, monkeypatch):
+        monkeypatch.setenv("NEUVAR_CACHE", "~nobody-has-this-name/x")
+        entry, arrays = sets["mnist"]
+        write_idx(entry, arrays, tmp_path / "system")
+        give(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
+        with (
+            pytest.warns(UserWarning, match="home folder in '~nobody-has-this-name/x' is not"),
+            pytest.warns(UserWarning, match="MNIST is used, but not kept"),
+        ):
+            assert_same(load("mnist", download=False), arrays)
+        monkeypatch.setenv("NEUVAR_DATA", "~nobody-has-this-name/y")
+        with pytest.raises(DataError, match="home folder in '~nobody-has-this-name/y' is not"):
+            load("mnist")
 
     @pytest.mark.skipif(FORK is None, reason="the system has no fork")
     def test_several_processes_may_fill_it_at_once(self, place):
@@ -394,6 +455,25 @@ def break_off(after, times=1):
         return True
 
     return act
+
+
+def says(status, headers=None):
+    """Answer with a refusal."""
+
+    def act(handler, _):
+        handler.send_response(status)
+        for name, value in {"Content-Length": "4", **(headers or {})}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(b"wait")
+        return True
+
+    return act
+
+
+def answers(*acts):
+    """Behave in one way after another; after that all is well."""
+    return lambda handler, number: number <= len(acts) and acts[number - 1](handler, 1)
 
 
 class TestWeb:
@@ -506,28 +586,79 @@ class TestWeb:
         assert_same(load("cifar10"), sets["cifar10"][1])
         assert sum(path == ARCHIVE for path, _ in server.asked) == web.ATTEMPTS
 
-    @pytest.mark.parametrize("patience", ["pause", "pace"])
+    @pytest.mark.parametrize("patience", ["pause", "pace", "head"])
     def test_a_slow_server_is_given_up(self, sets, server, monkeypatch, patience):
-        """It sends a byte now and then: too seldom for the pause, or too few for the pace."""
+        """It sends a byte now and then: too seldom for the pause, or too few for the pace.
+
+        The bytes never fill a chunk, and the bytes of a head may come as slowly as those of a body.
+        """
         monkeypatch.setattr(web, "READ", 0.3 if patience == "pause" else 5.0)
         monkeypatch.setattr(web, "GRACE", 0.5)
-        monkeypatch.setattr(web, "CHUNK", 1)
+        monkeypatch.setattr(web, "PACE", 1e5)
 
         def drip(handler, _):
-            handler.send_response(200)
-            handler.send_header("Content-Length", "100000")
-            handler.end_headers()
-            for _ in range(40):
+            if patience == "head":
+                handler.wfile.write(b"HTTP/1.0 200 OK\r\nX: ")
+            else:
+                head(handler)
+            for _ in range(60):
                 handler.wfile.write(b"\x1f")
                 handler.wfile.flush()
                 time.sleep(1.0 if patience == "pause" else 0.05)
             return True
 
+        def head(handler):
+            handler.send_response(200)
+            handler.send_header("Content-Length", "100000")
+            handler.end_headers()
+
         server.behave[ARCHIVE] = drip
         began = time.perf_counter()
         assert_same(load("cifar10"), sets["cifar10"][1])
-        assert time.perf_counter() - began < 10
+        assert time.perf_counter() - began < (10 if patience == "pause" else 2)
         assert server.asked[-1][0].startswith("/two/")
+
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_a_server_that_is_busy_after_a_break_is_asked_again(
+        self, sets, server, monkeypatch, status
+    ):
+        monkeypatch.setattr(web, "CHUNK", 500)
+        monkeypatch.setattr(web, "PAUSE", 0.01)
+        server.behave[ARCHIVE] = answers(break_off(3000), says(status))
+        assert_same(load("cifar10"), sets["cifar10"][1])
+        assert server.asked == [(ARCHIVE, None), *[(ARCHIVE, "bytes=3000-")] * 2]
+
+    def test_a_server_that_is_busy_from_the_first_is_left_for_the_next(self, sets, server):
+        server.behave[ARCHIVE] = answers(says(503))
+        assert_same(load("cifar10"), sets["cifar10"][1])
+        assert [path for path, _ in server.asked] == [ARCHIVE, ARCHIVE.replace("one", "two")]
+
+    def test_a_server_that_stays_busy_is_given_up(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(web, "PAUSE", 0.01)
+        server.behave[ARCHIVE] = answers(break_off(3000), *[says(503)] * 10)
+        with pytest.raises(DataError, match="could not be downloaded: the server answered 503"):
+            web.download(f"{server.address}{ARCHIVE[1:]}", tmp_path / "part", 1 << 20)
+        assert len(server.asked) == web.ATTEMPTS
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_break_at_the_very_end(self, sets, server, monkeypatch, known):
+        """All bytes have come but not the end; there is no more, whether or not that is said."""
+        monkeypatch.setattr(web, "CHUNK", 1)
+        content = server.files[ARCHIVE] = server.files[ARCHIVE][:4096]
+
+        def endless(handler, _):
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(content) + 1))
+            handler.end_headers()
+            handler.wfile.write(content)
+            return True
+
+        size = {"Content-Range": f"bytes */{len(content)}"} if known else {}
+        server.behave[ARCHIVE] = answers(endless, says(416, size))
+        with cache.scratch() as scratch:
+            web.download(f"{server.address}{ARCHIVE[1:]}", scratch / "x", 1 << 20)
+            assert (scratch / "x").read_bytes() == content
+        assert [r for _, r in server.asked] == [None, "bytes=4096-", *([] if known else [None])]
 
     def test_an_endless_answer_is_cut(self, sets, server):
         def endless(handler, _):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,24 +31,53 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line; 0 if all went well, 2 after a sentence on standard error."""
-    parser = _Parser(
-        prog="neuvar",
-        description="Train networks that keep working when their weights move.",
-        epilog="example: neuvar data get mnist",
-    )
-    commands = parser.add_subparsers(metavar="command", required=True)
-    for add in COMMANDS:
-        add(commands)
-    options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A sign that the screen does not know becomes a question mark rather than an error.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        run: Callable[[argparse.Namespace], int] = options.run
-        return run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _show_warning
+            try:
+                return _carry_out(arguments)
+            finally:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read this has seen enough; what Python still flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:
         print(f"neuvar: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("neuvar: interrupted", file=sys.stderr)
         return 130
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"neuvar: {message}", file=sys.stderr)
+
+
+def _carry_out(arguments: Sequence[str] | None) -> int:
+    parser = _Parser(
+        prog="neuvar",
+        description="Train networks that keep working when their weights move.",
+        epilog="example: neuvar data get mnist",
+    )
+    parser.add_argument("--version", action="version", version=f"neuvar {_version()}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for add in COMMANDS:
+        add(commands)
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("neuvar")
+    except metadata.PackageNotFoundError:
+        return "from a folder of sources, not installed"
 
 
 def add_data(commands: Commands) -> None:
@@ -80,8 +113,14 @@ examples:
         action.set_defaults(run=run)
 
 
+INCLUDED = {"cifar100-coarse": "cifar100", "mnist-excerpt": "neuvar itself"}
+"""Data sets that need not be had on their own, and what they come with."""
+
+
 def _entries(names: Sequence[str]) -> list[Entry]:
     for name in names:
+        if name in INCLUDED:
+            raise ValueError(f"{name} comes with {INCLUDED[name]}, it has no files of its own")
         if name not in ENTRIES:
             raise ValueError(f"NAME must be one of {', '.join(ENTRIES)}, got {name!r}")
     return [ENTRIES[name] for name in dict.fromkeys(names)]
@@ -121,13 +160,20 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _places(entry: Entry, folder: Path | None) -> list[Path]:
-    """Every place of this machine where a data set lies."""
+    """Every place of this machine where a data set lies, each once."""
     local = loading.find_locally(entry, folder)
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
     found = [local, *(folders.find(entry, place) for place in system)]
-    if cache.has(entry):
-        found.append(cache.folder() / entry.name)
-    return [path for path in found if path is not None]
+    try:
+        if cache.has(entry):
+            found.append(cache.folder() / entry.name)
+    except DataError as error:
+        warnings.warn(str(error), stacklevel=2)
+    places: dict[Path, Path] = {}
+    for path in found:
+        if path is not None:
+            places.setdefault(path.resolve(), path)
+    return list(places.values())
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -20,6 +20,9 @@ PIECE = 1 << 16
 BLOCK = 512
 """Tar files consist of blocks of this many bytes."""
 
+FILE, FOLDER, NAME = (b"0", b"\0"), (b"5",), (b"x", b"g", b"L")
+"""Kinds of members: a file, as it is written now and as it once was; a folder; a longer name."""
+
 MOST_MEMBERS = 1000
 LONGEST_NAME_RECORD = 1 << 16
 LARGEST_DIRECTORY = 1 << 20
@@ -92,9 +95,9 @@ def tar_members(
         if not block.strip(b"\0"):
             break  # the end of an archive: a block of zeros, or nothing at all
         member, length, kind = _tar_header(block, name)
-        if kind in b"xgL" and length > LONGEST_NAME_RECORD:
+        if kind in NAME and length > LONGEST_NAME_RECORD:
             raise DataError(f"{name} has a record of {length} bytes where a name was expected")
-        if kind in b"0\0" and member in wanted:
+        if kind in FILE and member in wanted:
             if length > wanted[member] or member in seen:
                 raise DataError(
                     f"{name}: {member} must come once and have at most {wanted[member]} bytes"
@@ -110,6 +113,7 @@ def tar_members(
         _skip(stream, length, name)
     else:
         raise DataError(f"{name} has more than {MOST_MEMBERS} members")
+    _finish(stream, name)
     if missing := sorted(set(wanted) - seen):
         raise DataError(f"{name} lacks {missing[0]}")
 
@@ -128,9 +132,10 @@ def _tar_header(block: bytes, name: str) -> tuple[str, int, bytes]:
         member = f"{block[345:500].split(bytes(1))[0].decode('latin-1')}/{member}"
     kind = block[156:157]
     _check_path(member, name)
-    if kind not in b"0\05xgL" or length < 0:
+    if kind not in (*FILE, *FOLDER, *NAME) or length < 0:
         raise DataError(f"{name}: {member[:100]!r} is neither a file nor a folder")
-    return member, length, kind
+    # A folder has no content, whatever its length says.
+    return member, 0 if kind in FOLDER else length, kind
 
 
 def _check_path(member: str, name: str) -> None:
@@ -145,6 +150,14 @@ def _skip(stream: Gunzip, length: int, name: str) -> None:
         if not piece:
             raise DataError(f"{name} ends in the middle of a member")
         length -= len(piece)
+
+
+def _finish(stream: Gunzip, name: str) -> None:
+    """Make sure that only zeros fill the last record, and that the gzip stream ends well."""
+    while piece := stream.read(PIECE):
+        if piece.strip(b"\0"):
+            raise DataError(f"{name} goes on after the end of its tar archive")
+    stream.finish()
 
 
 def zip_member(path: Path, member: str, limit: int) -> bytes:

