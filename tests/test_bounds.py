@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.functional import cross_entropy
 
-from neuvar import NVRMSGD, bounds
+from neuvar import NVRMSGD, bounds, neural_variability
 from tests.landscapes import classes, classifier
 from tests.toy import network
 
@@ -46,10 +46,11 @@ def test_divergence_is_that_of_torch(b, sigma, centred):
 def test_divergence_is_of_the_clean_weights():
     model = linear()
     before = bounds.kl_to_prior(model, b=0.1, sigma=1)
-    optimizer = NVRMSGD(model.parameters(), lr=0.0, b=1.0)
+    optimizer = NVRMSGD(model.parameters(), lr=1e-30, b=1.0)
     cross_entropy(model(classes()[0]), classes()[1]).backward()
     optimizer.step()
     noisy = [p.detach().clone() for p in model.parameters()]
+    assert float(noisy[0].norm()) != pytest.approx(linear().weight.norm().item(), rel=0.01)
     assert bounds.kl_to_prior(model, b=0.1, sigma=1) == before
     assert all(torch.equal(x, p.detach()) for x, p in zip(noisy, model.parameters(), strict=True))
 
@@ -355,3 +356,12 @@ def test_a_compiled_model_is_at_its_own_centre():
     model = linear()
     compiled = torch.compile(model, backend="eager")
     assert bounds.kl_to_prior(compiled, b=0.1, sigma=0.1, centre=model) == 0
+
+
+def test_bounds_have_draws_of_their_own():
+    """Whoever finds b by the measures must not find the same draws again in the bound."""
+    model, data = linear(), classes(400)
+    found = bounds.pac_bayes(model, data, b=0.2, sigma=1, draws=20)
+    measured = neural_variability(model, bounds.zero_one, data, b=0.2, draws=20, antithetic=False)
+    assert found.clean == pytest.approx(measured.clean)
+    assert found.perturbed.mean != pytest.approx(measured.perturbed, abs=1e-9)

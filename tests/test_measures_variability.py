@@ -152,6 +152,13 @@ def test_more_draws_extend_the_same_stream():
     )
     assert more.draws == 32
     assert more.difference == few.difference
+    looked, at_once = (
+        neural_variability(
+            model, cross_entropy, data, b=0.1, draws=128, tolerance=tolerance, vectorize=False
+        )
+        for tolerance in (1e-9, None)
+    )
+    assert looked.difference == at_once.difference
 
 
 def test_an_overflowing_loss_is_infinite_not_an_error():
