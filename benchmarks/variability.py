@@ -114,7 +114,7 @@ def in_turns(case: Case, seconds: float) -> dict[str, list[float]]:
         contender(*data)
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     end = time.perf_counter() + seconds
-    while len(times["plain"]) < 3 or time.perf_counter() < end:
+    while len(times["plain"]) < 5 or time.perf_counter() < end:
         rng.shuffle(order)
         for name in order:
             start = time.perf_counter()
@@ -143,7 +143,7 @@ def peak(case: Case, draws: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three rounds: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="five rounds: does it run at all?")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args()
     load, found = os.getloadavg()[0], {}
@@ -154,7 +154,7 @@ def main() -> None:
     )
     print("| --- |" + " ---: |" * (len(CONTENDERS) + 1))
     for case in CASES:
-        times = in_turns(case, 0 if options.quick else 90)
+        times = in_turns(case, 0 if options.quick else 60)
         ratios = {name: ratio(times, name) for name in list(CONTENDERS)[1:]}
         memory = [peak(case, draws) for draws in (32, 128)]
         found[case.title] = {

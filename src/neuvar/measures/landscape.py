@@ -137,7 +137,8 @@ class Landscape:
         draw, found = self.kind._replace(number=number), {}
         for p, slot in self.slots.items():
             z = standard_noise(slot, draw, local(p).device).to(self.scale[p].dtype)
-            found[p] = (z.sign() if signs_only else z) * self.scale[p]
+            z = z.sign() if signs_only else z
+            found[p] = z if self.relative_to is None else z * self.scale[p]
         return found
 
     @torch.no_grad()
