@@ -85,8 +85,8 @@ def scale(name: str, value: object) -> float:
 def std_from_b(noise: str, b: float) -> float:
     r"""Standard deviation of noise with variability scale b.
 
-    Gaussian :math:`N(0, b^2)` has b, Laplace(0, b) has :math:`\sqrt2\,b`, uniform(-b, b) has
-    :math:`b/\sqrt3`.
+    Gaussian :math:`N(0, b^2)` has b, Laplace(0, b) has :math:`\sqrt2\,b`, and uniform noise in
+    (-b, b) has :math:`b/\sqrt3`.
 
     >>> round(std_from_b("laplace", 0.05), 4)
     0.0707

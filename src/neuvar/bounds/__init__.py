@@ -9,17 +9,19 @@ Calls on a model and data: :func:`kl_to_prior`, :func:`pac_bayes`, :func:`inform
 :func:`forgetting`.
 """
 
-from neuvar.bounds.formulas import (
-    Bound,
+from neuvar.bounds.divergence import (
     binary_kl,
-    forgetting_bound,
-    forgetting_information_bound,
     gaussian_kl,
-    information_bound,
     inverse_kl,
-    mcallester_bound,
     monte_carlo_risk,
     prior_sigma,
+)
+from neuvar.bounds.formulas import (
+    Bound,
+    forgetting_bound,
+    forgetting_information_bound,
+    information_bound,
+    mcallester_bound,
     seeger_bound,
     variability_bound,
 )
@@ -30,8 +32,8 @@ from neuvar.bounds.models import (
     information,
     kl_to_prior,
     pac_bayes,
-    zero_one,
 )
+from neuvar.bounds.noisy import zero_one
 
 __all__ = [
     "Bound",

@@ -8,30 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from neuvar.bounds.divergence import gaussian_kl, positive
 from neuvar.bounds.formulas import (
     Bound,
     forgetting_bound,
-    gaussian_kl,
     information_bound,
     mcallester_bound,
-    monte_carlo_risk,
-    positive,
-    prior_sigma,
     seeger_bound,
     variability_bound,
 )
+from neuvar.bounds.noisy import (
+    Risk,
+    bounded_loss,
+    noisy_landscape,
+    one_sigma,
+    prior_sigmas,
+    risk_under_noise,
+    several,
+    zero_one,
+)
 from neuvar.guard import bare
 from neuvar.measures.batches import Feed
-from neuvar.measures.checks import one_of, probability, whole_number, yes_or_no
+from neuvar.measures.checks import one_of, probability, whole_number
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.generalization import each, refuse_if_no_mean
-from neuvar.measures.landscape import BOUNDS, Landscape, Loss
-from neuvar.measures.reading import are_classes, hit_rate
+from neuvar.measures.landscape import Loss
 from neuvar.optim.weights import held_clean
 
 Weights = nn.Module | Mapping[str, Tensor]
@@ -61,17 +64,6 @@ class Certificate:
     perturbed: Estimate
     upper: float
     choices: int
-
-
-def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of wrong classes: a loss with ceiling 1.
-
-    >>> zero_one(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
-    tensor(0.5000)
-    """
-    if not are_classes(outputs, targets):
-        raise ValueError("the 0-1 loss needs scores of classes as outputs and classes as targets")
-    return 1 - hit_rate(outputs, targets)
 
 
 def kl_to_prior(
@@ -174,15 +166,15 @@ def pac_bayes(
     """
     one_of("form", form, ("seeger", "mcallester", "variability"))
     whole_number("draws", draws, least=2)
-    scales, half = _several("b", b), probability("failure", failure) / 2
-    loss, ceiling = _bounded(loss, clamp)
+    scales, half = several("b", b), probability("failure", failure) / 2
+    loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
     found = []
-    with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
+    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
         m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
-        sigmas = _sigmas(sigma, weight_decay, paper_prior, m)
+        sigmas = prior_sigmas(sigma, weight_decay, paper_prior, m)
         for value in scales:
-            risk = _risk(landscape, value, draws, half / len(scales), ceiling)
+            risk = risk_under_noise(landscape, value, draws, half / len(scales), ceiling)
             for prior in sigmas:
                 kl = gaussian_kl(count=count, squared_distance=distance, b=value, sigma=prior)
                 bound = _bound(form, clean, risk, kl, m, half, len(sigmas), ceiling)
@@ -205,7 +197,7 @@ def pac_bayes(
 def _bound(
     form: str,
     clean: float,
-    risk: _Risk,
+    risk: Risk,
     kl: float,
     examples: int,
     failure: float,
@@ -272,12 +264,12 @@ def information(
     """
     whole_number("draws", draws, least=2)
     probability("confidence", confidence)
-    loss, ceiling = _bounded(loss, clamp)
+    loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
-    with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
+    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
         m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
-        (prior,) = _sigmas(_one(sigma), weight_decay, paper_prior, m)
-        risk = _risk(landscape, positive("b", b), draws, 1 - confidence, ceiling)
+        (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
+        risk = risk_under_noise(landscape, positive("b", b), draws, 1 - confidence, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
     delta = max(risk.upper - clean, clean - risk.lower, 0.0)
     bound = information_bound(kl, delta, examples=m, sub_gaussian=ceiling / 2)
@@ -354,17 +346,17 @@ def forgetting(
     whole_number("draws", draws, least=2)
     half = probability("failure", failure) / 2
     b = positive("b", b)
-    loss, ceiling = _bounded(loss, clamp)
+    loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
     earlier = before if isinstance(before, nn.Module) else copy.deepcopy(model)
     if isinstance(before, Mapping):
         earlier.load_state_dict(dict(before))
-    with _noisy(earlier, loss, data, seed, feed, batch_size) as landscape:
-        first = _risk(landscape, b, draws, half, ceiling)
-    with _noisy(model, loss, data, seed, feed, batch_size) as landscape:
+    with noisy_landscape(earlier, loss, data, seed, feed, batch_size) as landscape:
+        first = risk_under_noise(landscape, b, draws, half, ceiling)
+    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
         m = sum(landscape.batch_sizes)
-        (prior,) = _sigmas(_one(sigma), weight_decay, paper_prior, m)
-        second = _risk(landscape, b, draws, half, ceiling)
+        (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
+        second = risk_under_noise(landscape, b, draws, half, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
     rise = second.upper - first.mean.mean
     bound = forgetting_bound(first.mean.mean, rise, kl, examples=m, failure=half, ceiling=ceiling)
@@ -376,91 +368,3 @@ def forgetting(
         b=b,
         sigma=prior,
     )
-
-
-@dataclass(frozen=True)
-class _Risk:
-    """Mean loss over independent draws of noise, and what it is at least and at most."""
-
-    losses: np.ndarray
-    mean: Estimate
-    lower: float
-    upper: float
-
-
-def _risk(landscape: Landscape, b: float, draws: int, failure: float, ceiling: float) -> _Risk:
-    readings = landscape.readings(b, range(1, draws + 1), (1,))
-    losses = np.array([reading.loss for reading in readings])
-    if not np.isfinite(losses).all():
-        raise ValueError(f"the loss at weights with noise of scale b={b:g} is not finite")
-    losses = losses.clip(0, ceiling)  # rounding of a mean may lead out of it
-    mean = float(losses.mean())
-    upper = monte_carlo_risk(mean, draws=draws, failure=failure, ceiling=ceiling)
-    rest = monte_carlo_risk(ceiling - mean, draws=draws, failure=failure, ceiling=ceiling)
-    return _Risk(losses, Estimate.of(losses), ceiling - rest, upper)
-
-
-def _noisy(
-    model: nn.Module, loss: Loss, data: Any, seed: int, feed: Feed | None, batch_size: int
-) -> Landscape:
-    """Landscape of a model all of whose learned numbers carry noise."""
-    norms = [m for m in model.modules() if isinstance(m, _NormBase)]
-    if any(isinstance(norm, _BatchNorm) or norm.track_running_stats for norm in norms):
-        raise ValueError(
-            "the model has batch normalisation or the like, whose statistics come from the data "
-            "and carry no noise, so that no PAC-Bayes bound holds for it; use another normalisation"
-        )
-    return Landscape(model, loss, data, seed=seed, feed=feed, batch_size=batch_size, stream=BOUNDS)
-
-
-def _bounded(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
-    """A loss that has a ceiling, and the ceiling."""
-    if loss is zero_one:
-        if clamp is not None:
-            raise ValueError("the 0-1 loss needs no clamp")
-        return loss, 1.0
-    if clamp is None:
-        raise ValueError(
-            "the loss may have no ceiling, and then no bound holds; give clamp=..., the value "
-            "above which an example's loss counts no more"
-        )
-    ceiling = positive("clamp", clamp)
-    seen: list[bool] = []
-
-    def clamped(outputs: Any, targets: Any) -> Tensor:
-        losses = each(loss, outputs, targets)
-        if not seen:  # once, at the clean weights; later calls may be batched
-            refuse_if_no_mean(loss(outputs, targets), losses)
-            seen.append(True)
-        return losses.clamp(0, ceiling).mean()
-
-    return clamped, ceiling
-
-
-def _several(name: str, value: float | Sequence[float]) -> list[float]:
-    given = value if isinstance(value, (Sequence, np.ndarray)) else [value]
-    values = [positive(name, x) for x in given]
-    if not values:
-        raise ValueError(f"{name} must hold at least one value")
-    return values
-
-
-def _one(sigma: float | None) -> float | None:
-    return None if sigma is None else positive("sigma", sigma)
-
-
-def _sigmas(
-    sigma: float | Sequence[float] | None,
-    weight_decay: float | None,
-    paper_prior: bool,
-    examples: int,
-) -> list[float]:
-    if (sigma is None) == (weight_decay is None):
-        raise ValueError("give either sigma or weight_decay")
-    yes_or_no("paper_prior", paper_prior)
-    if sigma is not None and paper_prior:
-        raise ValueError("paper_prior says how weight_decay gives sigma; give it with weight_decay")
-    if weight_decay is not None:
-        return [prior_sigma(weight_decay, examples=None if paper_prior else examples)]
-    assert sigma is not None
-    return _several("sigma", sigma)
