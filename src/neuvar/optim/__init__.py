@@ -4,11 +4,13 @@ from neuvar.optim.groups import split_parameters
 from neuvar.optim.injected import PSGD, SGLD
 from neuvar.optim.named import NVRMSGD, AntiPGD, NVRMAdam, NVRMAdamW, SmoothOut
 from neuvar.optim.nvrm import NVRM
+from neuvar.optim.sam import SAM
 
 __all__ = [
     "NVRM",
     "NVRMSGD",
     "PSGD",
+    "SAM",
     "SGLD",
     "AntiPGD",
     "NVRMAdam",

@@ -1,0 +1,129 @@
+"""4b: NVRM enhances elastic weight consolidation. Permuted MNIST with EWC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from neuvar.experiments.experiment import Experiment, Scale
+from neuvar.experiments.findings import Panel, Result, Table, Verdict, decide, gain, interval
+from neuvar.experiments.permuted import WORDS, task_run
+from neuvar.experiments.reading import by_seed, cell, curve, group, label_of_b, number, values
+from neuvar.experiments.runs import Run
+
+FISHERS = {"exact": "exact Fisher", "squared_batch_mean": "squared batch mean"}
+STRENGTHS = (30.0, 300.0, 1000.0)
+NOISE = (0.0, 0.01, 0.03)
+FISHER_IMAGES = 5000
+TRIALS: dict[Scale, int] = {"smoke": 1, "cpu": 3, "paper": 5}
+
+
+def runs(scale: Scale, trials: int = 0) -> list[Run]:
+    """Both kinds of Fisher information, every strength, every b."""
+    seeds = range(trials or TRIALS[scale])
+    strengths = STRENGTHS[1:2] if scale == "smoke" else STRENGTHS
+    noise = NOISE[::2] if scale == "smoke" else NOISE
+    few = {"fisher_images": 500} if scale == "smoke" else {"fisher_images": FISHER_IMAGES}
+    return [
+        task_run(scale, b, seed, penalty="ewc", fisher=fisher, strength=strength, **few)
+        for seed, fisher, strength, b in product(seeds, FISHERS, strengths, noise)
+    ]
+
+
+def settings(scale: Scale) -> str:
+    """What was run."""
+    return (
+        f"As experiment 4a, with EWC: {WORDS[scale]}. The penalty is ½λ Σ F (θ − θ*)², one for "
+        "each task, with the diagonal Fisher information of "
+        f"{500 if scale == 'smoke' else FISHER_IMAGES:,} images of the task at clean weights: "
+        "exact (per-sample gradients, squared, then averaged over the network's own labels), or "
+        "the square of each batch's mean gradient, which was common at the time and is far weaker."
+        + ("" if scale != "paper" else " Five trials instead of ten.")
+    )
+
+
+def panels(results: Sequence[Result]) -> list[Panel]:
+    """Mean accuracy of the tasks seen, for each Fisher information and strength."""
+    found = []
+    for fisher, strength in product(FISHERS, values(results, "strength")):
+        trials = group(results, fisher=fisher, strength=strength)
+        lines = tuple(
+            curve(
+                group(trials, b=b),
+                "mean_accuracy",
+                f"EWC with {label_of_b('Adam', b)}",
+                "nvrm" if b else "plain",
+            )
+            for b in values(trials, "b")
+        )
+        title = f"{FISHERS[fisher]}, λ = {number(strength)}"
+        found.append(Panel(title, "tasks learned", "mean test accuracy", lines))
+    return found
+
+
+def table(results: Sequence[Result]) -> Table:
+    """After the last task, with the gain over EWC alone, trial by trial."""
+    rows = []
+    for fisher, strength in product(FISHERS, values(results, "strength")):
+        found = group(results, fisher=fisher, strength=strength)
+        plain = by_seed(group(found, b=0.0), "mean_accuracy")
+        for b in values(found, "b"):
+            trials = group(found, b=b)
+            gains = gain(by_seed(trials, "mean_accuracy"), plain) if b else ()
+            rows.append(
+                (
+                    FISHERS[fisher],
+                    number(strength),
+                    label_of_b("Adam", b),
+                    str(len(trials)),
+                    cell(trials, "first_task"),
+                    cell(trials, "mean_accuracy"),
+                    _with_interval(gains),
+                )
+            )
+    columns = ("Fisher information", "λ", "with EWC", "n", "first task", "mean of five", "gain")
+    return Table(columns, tuple(rows))
+
+
+def _with_interval(gains: Sequence[float]) -> str:
+    if len(gains) < 2:
+        return "–"
+    mean, low, high = interval(gains)
+    return f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def check(results: Sequence[Result]) -> Verdict:
+    """For which Fisher information, strength and b NVRM adds to EWC; true if for all of them.
+
+    "enhances EWC effectively" is said of EWC in general, at two strengths and one b; so it is true
+    if it holds in every case, false if in none, and undecided if it depends on the case.
+    """
+    words: dict[str, list[str]] = {"true": [], "false": [], "undecided": []}
+    for fisher, strength in product(FISHERS, values(results, "strength")):
+        found = group(results, fisher=fisher, strength=strength)
+        plain = by_seed(group(found, b=0.0), "mean_accuracy")
+        for b in filter(None, values(found, "b")):
+            verdict = decide(gain(by_seed(group(found, b=b), "mean_accuracy"), plain))
+            case = f"{FISHERS[fisher]}, λ = {number(strength)}, b = {number(b)}"
+            words[verdict.outcome].append(f"{case} ({verdict.because.split(' (')[0]})")
+    total = sum(map(len, words.values()))
+    if not total:
+        return Verdict("undecided", "There are no finished trials to compare.")
+    said = {"true": "holds for", "false": "does not hold for", "undecided": "is open for"}
+    because = "; ".join(f"It {said[k]} {len(v)}: {', '.join(v)}" for k, v in words.items() if v)
+    whole = next((k for k, v in words.items() if len(v) == total), "undecided")
+    return Verdict(whole, f"Mean of five tasks, {total} cases. {because}.")  # type: ignore[arg-type]
+
+
+EXPERIMENT = Experiment(
+    name="ewc",
+    number="4b",
+    title="Permuted MNIST with EWC",
+    sentence="NVRM enhances EWC effectively.",
+    source="section 4, experiment 4, figure of EWC",
+    runs=runs,
+    settings=settings,
+    panels=panels,
+    table=table,
+    check=check,
+)

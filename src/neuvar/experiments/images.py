@@ -1,0 +1,96 @@
+"""What the experiments on images share: the recipe at each scale, and its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neuvar.experiments.experiment import Scale
+from neuvar.experiments.runs import Training
+
+PAPER_B = 0.05
+GRID = (0.01, 0.02, 0.03, PAPER_B)
+TRIALS: dict[Scale, int] = {"smoke": 2, "cpu": 3, "paper": 10}
+DROPS = 3
+"""The learning rate is divided by ten after each third of the training."""
+
+_PAPER = {"data": "cifar10", "epochs": 300, "augment": True}
+_CPU = {
+    "data": "cifar10",
+    "images": 5000,
+    "held_out": 500,
+    "test_images": 2000,
+    "epochs": 24,
+    "precision": "bf16",
+    "channels_last": True,
+}
+_SMOKE = {"data": "mnist-excerpt", "images": 600, "held_out": 100, "test_images": 200, "epochs": 3}
+SIZES: dict[Scale, dict[str, Any]] = {"smoke": _SMOKE, "cpu": _CPU, "paper": _PAPER}
+
+NETWORKS: dict[Scale, dict[str, dict[str, Any]]] = {
+    "smoke": {
+        "resnet": {"model": "resnet-10", "width": 4},
+        "vgg": {"model": "mlp", "width": 64},
+        "mobilenet": {"model": "mobilenet-v2", "width": 4},
+    },
+    "cpu": {
+        "resnet": {"model": "resnet-10", "width": 16},
+        "vgg": {"model": "vgg-11", "width": 16},
+        "mobilenet": {"model": "mobilenet-v2", "width": 8},
+    },
+    "paper": {
+        "resnet": {"model": "resnet-34"},
+        "vgg": {"model": "vgg-16"},
+        "mobilenet": {"model": "mobilenet-v2"},
+    },
+}
+MOMENTUM = {"resnet": 0.9, "vgg": 0.0, "mobilenet": 0.0}
+FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "mobilenet": "MobileNetV2"}
+
+
+def image_run(
+    scale: Scale, family: str, b: float, seed: int, *, drops: int = DROPS, **others: Any
+) -> Training:
+    """One network on images; with SGD, or with NVRM-SGD if b is not 0."""
+    what: dict[str, Any] = {
+        "optimizer": "nvrm-sgd" if b else "sgd",
+        "b": b,
+        "lr": 0.1,
+        "momentum": MOMENTUM[family],
+        "weight_decay": 1e-4,
+        "batch": 128,
+        "seed": seed,
+    }
+    what |= SIZES[scale] | NETWORKS[scale][family] | others
+    what.setdefault("drop_every", max(1, what["epochs"] // drops))
+    return Training(**what)
+
+
+def flipped_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
+    """A ResNet on images of which 40 % have the label of the next class."""
+    what: dict[str, Any] = {"label_noise": "pair", "noise_rate": 0.4, "label_seed": seed}
+    return image_run(scale, "resnet", b, seed, **(what | others))
+
+
+def words(scale: Scale, families: str = "ResNet-34") -> str:
+    """The recipe at a scale, and what was made smaller."""
+    common = (
+        "SGD against NVRM-SGD, batch 128, weight decay .0001, learning rate .1; figures at clean "
+        "weights in evaluation mode. "
+    )
+    if scale == "paper":
+        return (
+            f"The paper's: {families}, all images, 300 epochs, learning rate divided by ten every "
+            f"100 epochs, random crops and flips, ten trials. {common}"
+        )
+    if scale == "cpu":
+        return (
+            "Made smaller than in the paper: 5,000 training images instead of 50,000, of which "
+            "500 are held out to choose by; 2,000 test images instead of 10,000; 24 epochs instead "
+            "of 300, and the learning rate divided by ten every 8 epochs instead of every 100; no "
+            "random crops and flips; ResNet-10 of width 16 instead of ResNet-34, VGG-11 of width "
+            "16 instead of VGG-16, MobileNetV2 of width 8 instead of 32; three trials instead of "
+            f"ten; CIFAR-10 only; bf16 mixed precision. {common}"
+        )
+    return (
+        f"600 images of the MNIST excerpt, three epochs, tiny networks, to test the code. {common}"
+    )

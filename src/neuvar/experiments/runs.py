@@ -1,0 +1,150 @@
+"""A run is data: everything that its numbers depend on, and a name made from that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+HOW = ("precision", "channels_last", "compile")
+"""How a run is carried out rather than what it is; they do not enter its key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What both kinds of runs have: data, network, optimizer.
+
+    Attributes:
+        data: name of a data set, see :func:`neuvar.data.load`.
+        images: how many training images are used, the first ones; 0 for all.
+        test_images: how many test images, and how many of the training images, are looked at
+            after each epoch, the first ones; 0 for all.
+        model: name of a network, see :func:`neuvar.models.build`.
+        width: its width; 0 for its own.
+        optimizer: its name, see :func:`neuvar.train.make_optimizer`.
+        lr: learning rate at the beginning.
+        momentum: of SGD and its relatives.
+        weight_decay: L2, in the gradient.
+        b: scale of the noise.
+        noise: its family.
+        rho: radius of SAM.
+        batch: images in a batch.
+        epochs: how often all images are seen; for tasks, those of each task.
+        clip: largest norm of a gradient; 0 for none.
+        accumulate: batches that make up one step.
+        seed: of weights, order, augmentation and noise.
+        precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
+        channels_last: whether images lie in memory with their channels last.
+        compile: whether the network is compiled.
+    """
+
+    data: str
+    images: int = 0
+    test_images: int = 0
+    model: str = "mlp"
+    width: int = 0
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    b: float = 0.0
+    noise: str = "gaussian"
+    rho: float = 0.0
+    batch: int = 128
+    epochs: int = 1
+    clip: float = 0.0
+    accumulate: int = 1
+    seed: int = 0
+    precision: str = "float32"
+    channels_last: bool = False
+    compile: bool = False
+
+    @property
+    def key(self) -> str:
+        """A name for the run: 16 hexadecimal digits that depend on all but how it is carried out.
+
+        >>> Training(data="mnist").key == Training(data="mnist", precision="bf16").key
+        True
+        """
+        what = {name: value for name, value in as_dict(self).items() if name not in HOW}
+        text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Recipe):
+    """One network trained on one data set, whose labels may be wrong.
+
+    Attributes:
+        augment: whether training images are cut out and flipped at random.
+        label_noise: kind of wrong labels, see :func:`neuvar.labels.corrupt`; "" for none.
+        noise_rate: share of wrong labels.
+        label_seed: decides which labels are wrong.
+        held_out: how many training images are set aside, with labels as wrong as the others', to
+            choose by; 0 for none.
+        drop_every: the learning rate is divided by ten after so many epochs; 0 for never.
+        eval_noise: at the end, test accuracy is measured with weight noise of these scales.
+        reestimate: whether statistics of batch normalisation are also estimated at clean weights.
+    """
+
+    augment: bool = False
+    label_noise: str = ""
+    noise_rate: float = 0.0
+    label_seed: int = 0
+    held_out: int = 0
+    drop_every: int = 0
+    eval_noise: tuple[float, ...] = ()
+    reestimate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks(Recipe):
+    """One network that learns several tasks in turn.
+
+    Attributes:
+        stream: "permuted" or "split".
+        tasks: how many tasks.
+        penalty: "ewc", "si", "mas" or "" for none.
+        fisher: which Fisher information EWC takes.
+        strength: λ of the penalty.
+        keep_optimizer: whether one optimizer goes through all tasks, rather than a new one each.
+        fisher_images: how many images of a task the importances are taken on; 0 for all.
+    """
+
+    stream: str = "permuted"
+    tasks: int = 5
+    penalty: str = ""
+    fisher: str = "exact"
+    strength: float = 0.0
+    keep_optimizer: bool = False
+    fisher_images: int = 0
+
+
+Run: TypeAlias = Training | Tasks
+KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks": Tasks}
+
+
+def as_dict(run: Recipe) -> dict[str, Any]:
+    """A run as a JSON object."""
+    kind = next(name for name, known in KINDS.items() if type(run) is known)
+    return {"kind": kind} | {k: list(v) if type(v) is tuple else v for k, v in asdict(run).items()}
+
+
+def from_dict(found: dict[str, Any]) -> Run:
+    """The run of a JSON object that :func:`as_dict` made.
+
+    >>> run = Training(data="mnist", eval_noise=(0.01, 0.02))
+    >>> from_dict(as_dict(run)) == run
+    True
+    """
+    kind = KINDS.get(found.get("kind", ""))
+    if kind is None:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {found.get('kind')!r}")
+    known = {field.name for field in fields(kind)}
+    values: dict[str, Any] = {
+        k: tuple(v) if type(v) is list else v for k, v in found.items() if k != "kind"
+    }
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"a run has no {unknown[0]!r}")
+    return kind(**values)

@@ -1,0 +1,8 @@
+"""Training: one loop for every optimizer, with evaluation, checkpoints and penalties."""
+
+from neuvar.train.checkpoint import Checkpoint
+from neuvar.train.evaluation import Evaluation, evaluate
+from neuvar.train.fitting import Fit, fit
+from neuvar.train.optimizers import OPTIMIZERS, make_optimizer
+
+__all__ = ["OPTIMIZERS", "Checkpoint", "Evaluation", "Fit", "evaluate", "fit", "make_optimizer"]
