@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, decide, gain, interval
@@ -23,7 +24,8 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     seeds = range(trials or TRIALS[scale])
     strengths = STRENGTHS[1:2] if scale == "smoke" else STRENGTHS
     noise = NOISE[::2] if scale == "smoke" else NOISE
-    few = {"fisher_images": 500} if scale == "smoke" else {"fisher_images": FISHER_IMAGES}
+    few: dict[str, Any] = {"fisher_images": 500 if scale == "smoke" else FISHER_IMAGES}
+    few["precision"] = "float32" if scale == "smoke" else "bf16"
     return [
         task_run(scale, b, seed, penalty="ewc", fisher=fisher, strength=strength, **few)
         for seed, fisher, strength, b in product(seeds, FISHERS, strengths, noise)
@@ -37,7 +39,8 @@ def settings(scale: Scale) -> str:
         "each task, with the diagonal Fisher information of "
         f"{500 if scale == 'smoke' else FISHER_IMAGES:,} images of the task at clean weights: "
         "exact (per-sample gradients, squared, then averaged over the network's own labels), or "
-        "the square of each batch's mean gradient, which was common at the time and is far weaker."
+        "the square of each batch's mean gradient, which was common at the time and is far weaker. "
+        "bf16 mixed precision, Fisher information in single precision."
         + ("" if scale != "paper" else " Five trials instead of ten.")
     )
 

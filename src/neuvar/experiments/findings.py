@@ -123,15 +123,20 @@ class Result:
 
     def curve(self, name: str) -> tuple[float, ...]:
         """A metric after each epoch, or after each task."""
-        return tuple(self.line["curves"][name])
+        return tuple(map(_number, self.line["curves"][name]))
 
     def last(self, name: str) -> float:
         """A metric at the end."""
-        return float(self.line["last"][name])
+        return _number(self.line["last"][name])
 
     def best(self, name: str) -> float:
         """The best value of a metric at any epoch."""
-        return float(self.line["best"][name])
+        return _number(self.line["best"].get(name))
+
+
+def _number(x: float | None) -> float:
+    """A recorded number; what was not finite is recorded as null."""
+    return math.nan if x is None else float(x)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ from neuvar.experiments.runs import Run
 DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": dict.fromkeys(FAMILIES, (0.0, 0.01)),
-    "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01, 0.02)},
+    "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01)},
     "paper": {"resnet": (0.0, 0.05), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01, 0.02)},
 }
 EVAL_NOISE: dict[Scale, tuple[float, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from neuvar.experiments.experiment import Experiment, Scale
@@ -21,8 +22,8 @@ def settings(scale: Scale) -> str:
     """What was run."""
     text = words(scale, "ResNet-34, VGG-16 and MobileNetV2")
     more = (
-        "After training, Gaussian noise of each scale is added to all weights; accuracy on 2,000 "
-        "test images, rise of the loss on 2,000 training images, means of 10 draws."
+        "After training, Gaussian noise of each scale is added to all weights; accuracy on 500 "
+        "test images, rise of the loss on 500 training images, means of 10 draws."
     )
     wider = (
         " Networks this small bear more noise than the paper's, so the scales go beyond its .02."
@@ -33,8 +34,11 @@ def settings(scale: Scale) -> str:
 
 
 def under_noise(results: Sequence[Result], metric: str) -> dict[int, tuple[float, ...]]:
-    """A metric at each scale of evaluation noise, by seed."""
-    return {r.run.seed: tuple(r.line["under_noise"][metric]) for r in results}
+    """A metric at each scale of evaluation noise, by seed; NaN for what was not finite."""
+    return {
+        r.run.seed: tuple(math.nan if x is None else x for x in r.line["under_noise"][metric])
+        for r in results
+    }
 
 
 def scales(results: Sequence[Result]) -> tuple[float, ...]:

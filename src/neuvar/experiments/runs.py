@@ -60,6 +60,15 @@ class Recipe:
     channels_last: bool = False
     compile: bool = False
 
+    def __post_init__(self) -> None:
+        # 1 and 1.0 are the same rate but not the same text, and equal runs need equal keys.
+        for known in fields(self):
+            value = getattr(self, known.name)
+            if known.type == "float" and type(value) is int:
+                object.__setattr__(self, known.name, float(value))
+            elif known.type == "tuple[float, ...]":
+                object.__setattr__(self, known.name, tuple(map(float, value)))
+
     @property
     def key(self) -> str:
         """A name for the run: 16 hexadecimal digits that depend on all but how it is carried out.
@@ -147,4 +156,6 @@ def from_dict(found: dict[str, Any]) -> Run:
     }
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"a run has no {unknown[0]!r}")
+    if "data" not in values:
+        raise ValueError("a run needs 'data', the name of a data set")
     return kind(**values)

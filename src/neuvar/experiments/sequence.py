@@ -38,7 +38,10 @@ def stream_for(run: Tasks, data: Dataset) -> Stream:
     if run.stream == "permuted":
         return permuted_tasks(data, run.tasks, seed=run.seed)
     if run.stream == "split":
-        return split_tasks(data)[: run.tasks]
+        found = split_tasks(data)
+        if not 1 <= run.tasks <= len(found):
+            raise ValueError(f"tasks must be from 1 to {len(found)}, got {run.tasks}")
+        return found[: run.tasks]
     raise ValueError(f"stream must be permuted or split, got {run.stream!r}")
 
 
@@ -74,23 +77,28 @@ def carry_out_tasks(run: Tasks, place: Place) -> dict[str, Any]:
         if place.checkpoint is not None:
             place.checkpoint.outer |= {"accuracies": accuracies, "losses": losses}
         if place.writer is not None:
-            place.writer.add_scalar("mean_accuracy", statistics.fmean(accuracies[-1]), task.number)
-    curves = {
-        "first_task": [row[0] for row in accuracies],
-        "mean_accuracy": [statistics.fmean(row) for row in accuracies],
-        "new_task": [row[-1] for row in accuracies],
-        "loss": losses,
-    }
+            for name, values in _curves(accuracies, losses).items():
+                place.writer.add_scalar(name, values[-1], task.number + 1)
     return outcome(
         status,
         reason,
-        curves,
+        _curves(accuracies, losses),
         seconds=place.seconds(),
         accuracies=accuracies,
         noise_rate=None,
         seeds={"run": run.seed, "tasks": run.seed},
         parameters=sum(p.numel() for p in model.parameters()),
     )
+
+
+def _curves(accuracies: list[list[float]], losses: list[float]) -> dict[str, list[float]]:
+    """Each metric after each task."""
+    return {
+        "first_task": [row[0] for row in accuracies],
+        "mean_accuracy": [statistics.fmean(row) for row in accuracies],
+        "new_task": [row[-1] for row in accuracies],
+        "loss": losses,
+    }
 
 
 class _Pupil:

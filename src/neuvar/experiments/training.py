@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from neuvar.train import evaluate, fit
 
 PERTURBED_DRAWS = 10
 """Perturbed networks whose accuracy is averaged for each scale of evaluation noise."""
-PERTURBED_IMAGES = 2000
+PERTURBED_IMAGES = 500
 """Test images that they are measured on."""
 
 
@@ -180,7 +181,20 @@ class _Looks:
             reestimate_batchnorm(model, self._train)
             test = evaluate(model, self._test, precision=self.run.precision)
             found["reestimated"] = {"test_accuracy": test.accuracy}
+        if self.place.writer is not None:
+            self._write(found)
         return found
+
+    def _write(self, found: dict[str, Any]) -> None:
+        """Tell TensorBoard, too; there is one number for each scale of noise."""
+        epochs, noisy = self.run.epochs, found.get("under_noise", {"scales": ()})
+        for metric in ("test_accuracy", "expected_sharpness") if noisy["scales"] else ():
+            for scale, value in zip(noisy["scales"], noisy[metric], strict=True):
+                number = math.nan if value is None else value
+                self.place.writer.add_scalar(f"{metric}_at_{scale:g}", number, epochs)
+        if "reestimated" in found:
+            value = found["reestimated"]["test_accuracy"]
+            self.place.writer.add_scalar("test_accuracy_reestimated", value, epochs)
 
     def _under_noise(self, model: nn.Module) -> dict[str, Any]:
         """Test accuracy and rise of the training loss for each scale of noise."""
@@ -199,7 +213,7 @@ class _Looks:
             )
             assert test.accuracy is not None
             accuracy.append(test.accuracy.mean)
-            rise.append(train.difference)
+            rise.append(train.difference if math.isfinite(train.difference) else None)
         return {
             "scales": list(self.run.eval_noise),
             "test_accuracy": accuracy,
