@@ -8,7 +8,7 @@ from typing import Any
 
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, decide, gain
-from neuvar.experiments.images import GRID, PAPER_B, TRIALS, flipped_run, words
+from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, words
 from neuvar.experiments.reading import best, by_seed, cell, chosen, curve, group, label_of_b, values
 from neuvar.experiments.runs import Run, Training
 
@@ -20,6 +20,17 @@ SETS = {
     "cifar100": "CIFAR-100",
 }
 MNIST_GRID = (0.03, PAPER_B)
+CIFAR_GRID = (0.02, 0.03)
+"""The paper's .05 is too much for a network this narrow, as held-out images say."""
+
+
+CIFAR_WORDS = (
+    "CIFAR-10 at 40 % only, and made smaller than in the paper: 10,000 training images instead of "
+    "50,000, of which 1,000 are held out; 2,000 test images; 30 epochs instead of 300, with the "
+    "learning rate of .1 divided by ten every 10 instead of every 100; no random crops and flips; "
+    "ResNet-10 of width 16 instead of ResNet-34; three trials instead of ten; bf16 mixed "
+    "precision. SGD with momentum .9, batch 128, weight decay .0001. "
+)
 
 
 def mnist_run(b: float, seed: int, **others: Any) -> Training:
@@ -37,6 +48,19 @@ def mnist_run(b: float, seed: int, **others: Any) -> Training:
         "drop_every": 14,
         "precision": "float32",
         "channels_last": False,
+    }
+    return flipped_run("cpu", b, seed, **(what | others))
+
+
+def cifar_run(b: float, seed: int, **others: Any) -> Training:
+    """A small ResNet on a fifth of CIFAR-10, which is more than the other experiments have."""
+    what: dict[str, Any] = {
+        "images": 10_000,
+        "held_out": 1000,
+        "test_images": 2000,
+        "epochs": 30,
+        "batch": 128,
+        "lr": 0.1,
     }
     return flipped_run("cpu", b, seed, **(what | others))
 
@@ -75,7 +99,7 @@ def runs_of(kind: str) -> Callable[[Scale, int], list[Run]]:
                 for rate in rates
                 for b in (0.0, PAPER_B)
             ]
-        images = [flipped_run(scale, b, s) for s in seeds for b in (0.0, *GRID)]
+        images: list[Run] = [cifar_run(b, s) for s in seeds for b in (0.0, *CIFAR_GRID)]
         digits: list[Run] = [
             mnist_run(b, s, label_noise=kind, noise_rate=rate)
             for s in seeds
@@ -111,8 +135,9 @@ def settings_of(kind: str) -> Callable[[Scale], str]:
             )
         if scale == "cpu" and kind == "symmetric":
             return f"Wrong labels: {flips}. MNIST instead of CIFAR. {more}"
-        images = "CIFAR-10 at 40 % only. " if scale == "cpu" else ""
-        return f"Wrong labels: {flips}. {words(scale)}{images}{more}"
+        if scale == "cpu":
+            return f"Wrong labels: {flips}. {CIFAR_WORDS}{more}"
+        return f"Wrong labels: {flips}. {words(scale)}"
 
     return settings
 

@@ -29,8 +29,9 @@ def settings(scale: Scale) -> str:
     return (
         "Five tasks of two digits each: 0 and 1, 2 and 3, and so on, with a head for each task; "
         f"the other heads are frozen. {WORDS[scale].replace(' a task', '')}, no weight decay, a "
-        "new optimizer for each task, one epoch a task. The task is known when it is tested: this "
-        "is task-incremental learning, though the paper calls it incremental class learning."
+        f"new optimizer for each task, {EPOCHS[scale]} a task. The task is known when it is "
+        "tested: this is task-incremental learning, though the paper calls it incremental class "
+        "learning."
     )
 
 
