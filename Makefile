@@ -6,16 +6,19 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test marked lint bench docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed-demo ## train with and without NVRM on wrong labels; about a minute
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute
+	$(BIN)/neuvar demo
 
 test: $(VENV)/.installed-dev lint ## lint, type check and all tests
-	$(BIN)/python -m pytest -m "not browser"
+	$(BIN)/python -m pytest -m "not browser and not ray"
+
+marked: $(VENV)/.installed-dev ## the tests that make test leaves out: a browser, a Ray cluster
+	$(BIN)/python -m pytest -m "browser or ray"
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .

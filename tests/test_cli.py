@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -6,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from neuvar import cli
+from neuvar.cli import data as data_command
 from neuvar.cli import main
 from neuvar.data import NAMES, cache, catalogue
 from neuvar.data.catalogue import ENTRIES
@@ -145,23 +146,29 @@ def test_mistakes_get_one_sentence(capsys, arguments, sentence):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["data", "--help"], ["data", "get", "--help"]])
-def test_help_is_there(capsys, arguments):
-    code, out, _ = run(capsys, *arguments)
+@pytest.mark.parametrize(
+    "command",
+    ["", "demo", "list", "run", "report", "data", "data get", "data list", "data verify", "bench"],
+)
+def test_help_has_examples(capsys, command):
+    code, out, _ = run(capsys, *command.split(), "--help")
     assert code == 0
-    assert "usage: neuvar" in out
+    assert out.startswith(f"usage: neuvar {command}".rstrip())
+    assert re.search(rf"examples?:\s+neuvar {command}", out)
+    assert max(map(len, out.splitlines())) <= 100
 
 
-def test_help_has_examples(capsys):
-    assert "neuvar data get mnist" in run(capsys, "--help")[1]
-    assert "neuvar data verify" in run(capsys, "data", "--help")[1]
+def test_help_knows_every_command(capsys):
+    out = run(capsys, "--help")[1]
+    for command in ("demo", "list", "run", "report", "data", "bench"):
+        assert re.search(rf"^    {command} ", out, re.MULTILINE)
 
 
 def test_an_interrupt_is_not_a_crash(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.loading, "obtain", interrupted)
+    monkeypatch.setattr(data_command.loading, "obtain", interrupted)
     assert run(capsys, "data", "get", "mnist") == (130, "", "neuvar: interrupted\n")
 
 
@@ -207,7 +214,7 @@ def test_version_of_sources_that_are_not_installed(capsys, monkeypatch):
 )
 def test_what_comes_with_another_is_said(capsys, name, sentence):
     assert run(capsys, "data", "get", name) == (2, "", f"neuvar: {sentence}\n")
-    assert set(NAMES) == {*ENTRIES, *cli.INCLUDED}
+    assert set(NAMES) == {*ENTRIES, *data_command.INCLUDED}
 
 
 def test_a_damaged_cache_gets_a_plain_sentence(sets, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
-from neuvar import bounds, continual, data, labels, measures, models
+from neuvar import bounds, continual, data, labels, measures, models, train
 from neuvar.guard import guard, reestimate_batchnorm
 from neuvar.measures import largest_b, neural_variability, variability_curve
 from neuvar.noise import b_from_std, std_from_b
@@ -8,6 +8,7 @@ from neuvar.optim import (
     NVRM,
     NVRMSGD,
     PSGD,
+    SAM,
     SGLD,
     AntiPGD,
     NVRMAdam,
@@ -20,6 +21,7 @@ __all__ = [
     "NVRM",
     "NVRMSGD",
     "PSGD",
+    "SAM",
     "SGLD",
     "AntiPGD",
     "NVRMAdam",
@@ -38,5 +40,6 @@ __all__ = [
     "reestimate_batchnorm",
     "split_parameters",
     "std_from_b",
+    "train",
     "variability_curve",
 ]

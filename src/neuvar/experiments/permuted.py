@@ -69,8 +69,9 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 def settings(scale: Scale) -> str:
     """What was run."""
+    sentence = WORDS[scale][0].upper() + WORDS[scale][1:]
     return (
-        f"Five tasks, each with a random permutation of the pixels of its own. {WORDS[scale]}. "
+        f"Five tasks, each with a random permutation of the pixels of its own. {sentence}. "
         f"Adam against NVRM-Adam, learning rate .001, weight decay .0001, {EPOCHS[scale]} a task, "
         "channel normalisation. One optimizer goes through all tasks: the paper speaks of new "
         "optimizers for Split MNIST only; both are in the table. Accuracies at clean weights."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, decide, gain
-from neuvar.experiments.permuted import PANELS, PAPER_B, WORDS, task_run
+from neuvar.experiments.permuted import EPOCHS, PANELS, PAPER_B, WORDS, task_run
 from neuvar.experiments.reading import by_seed, cell, curve, group, label_of_b, values
 from neuvar.experiments.runs import Run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
+from neuvar.optim.wrapper import Wrapper
 
 
 class SAM(Optimizer):
@@ -41,36 +43,58 @@ class SAM(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, *, rho: float = 0.05) -> None:
+        _check_inner(inner)
+        rho = noise_.scale("rho", rho)
+        radii = [noise_.scale("rho", group.get("rho", rho)) for group in inner.param_groups]
         self.inner = inner
         self._before: dict[Tensor, Tensor] = {}
-        for group in inner.param_groups:
-            group.setdefault("rho", noise_.scale("rho", rho))
+        for group, radius in zip(inner.param_groups, radii, strict=True):
+            group["rho"] = radius
         super().__init__(inner.param_groups, inner.defaults | {"rho": rho})
         self._share()
 
     def _share(self) -> None:
         # Groups and state are the inner optimizer's own, so that schedulers and scalers reach them.
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        for group in self.param_groups:  # one that a plain optimizer saved has none
+            group.setdefault("rho", self.defaults["rho"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_if_climbed()
+        return {"inner": self.inner, "defaults": self.defaults, "_before": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which the inner optimizer trains as well."""
+        if "rho" in param_group:
+            noise_.scale("rho", param_group["rho"])
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def climb(self) -> None:
         """Go to the weights at which the second gradient is to be taken."""
-        self._descend()
+        self.descend()
         found = [
             (p, g["rho"]) for g in self.param_groups for p in g["params"] if p.grad is not None
         ]
         if not found:
             return
         norms = torch._foreach_norm([p.grad for p, _ in found])
-        norm = torch.stack([n.float() for n in norms]).norm()
+        # Half precision would be too coarse for a norm.
+        wide = reduce(torch.promote_types, (n.dtype for n in norms), torch.float32)
+        norm = torch.stack([n.to(norms[0].device, wide) for n in norms]).norm()
         if not bool(norm.isfinite()) or not bool(norm):
             return
         self._before = {p: p.detach().clone() for p, _ in found}
         for p, rho in found:
-            p.add_(p.grad * (rho / norm).to(p.dtype))
+            p.add_(p.grad * (rho / norm).to(p.device, p.dtype))
 
     @torch.no_grad()
-    def _descend(self) -> None:
+    def descend(self) -> None:
+        """Return to where the climb began; nothing happens without one."""
         for p, before in self._before.items():
             p.copy_(before)
         self._before = {}
@@ -79,17 +103,31 @@ class SAM(Optimizer):
         """Return to where the climb began and take a step of the inner optimizer from there."""
         if closure is not None:
             raise ValueError("SAM takes no closure; call climb() between the two gradients")
-        self._descend()
+        self.descend()
         return self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state; between :meth:`climb` and :meth:`step` there is none."""
-        if self._before:
-            raise RuntimeError("SAM has climbed; save its state after step()")
+        self._refuse_if_climbed()
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that :meth:`state_dict` gave."""
-        self._descend()
+        self.descend()
         self.inner.load_state_dict(state_dict)
         self._share()
+
+    def _refuse_if_climbed(self) -> None:
+        if self._before:
+            raise RuntimeError("SAM has climbed; save its state after step() or descend()")
+
+
+def _check_inner(inner: object) -> None:
+    if not isinstance(inner, Optimizer):
+        raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
+    if isinstance(inner, (SAM, Wrapper)):
+        raise ValueError(
+            f"inner must be an optimizer that leaves weights alone, got {type(inner).__name__}"
+        )
+    if isinstance(inner, torch.optim.LBFGS):
+        raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")

@@ -2,7 +2,8 @@
 
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Evaluation, evaluate
-from neuvar.train.fitting import Fit, fit
+from neuvar.train.fitting import fit
+from neuvar.train.loop import Fit
 from neuvar.train.optimizers import OPTIMIZERS, make_optimizer
 
 __all__ = ["OPTIMIZERS", "Checkpoint", "Evaluation", "Fit", "evaluate", "fit", "make_optimizer"]

@@ -67,7 +67,8 @@ class Checkpoint:
             raise ValueError(
                 f"{self.path} is no checkpoint that can be read; remove it to begin anew"
             ) from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        parts = [found.get(name) if isinstance(found, dict) else None for name in ("outer", "fit")]
+        if not all(isinstance(part, dict) for part in parts) or found.get("format") != FORMAT:
             raise ValueError(f"{self.path} is no checkpoint of this version; remove it")
         self.outer, self._saved = found["outer"], found["fit"]
         return True

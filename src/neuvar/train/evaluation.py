@@ -61,21 +61,36 @@ def evaluate(
     >>> found.examples, 0 < found.accuracy < 1
     (1000, True)
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
+    autocast(device, precision)  # refuses an unknown one before anything is done
     total, predictions, labels_seen = torch.zeros((), dtype=torch.float64), [], []
     with torch.no_grad(), clean_weights(optimizer), in_evaluation_mode(model):
         for inputs, labels, *_ in batches:
+            if not len(labels):
+                continue  # the mean of nothing is no number
             inputs, labels = inputs.to(device), labels.to(device)  # noqa: PLW2901
             with autocast(device, precision):
                 scores = model(inputs, **arguments)
-            total += loss(scores.float(), labels).double().cpu() * len(labels)
+            total += loss(not_half(scores), labels).double().cpu() * len(labels)
             predictions.append(scores.argmax(1).cpu())
             labels_seen.append(labels.cpu())
     if not predictions:
-        raise ValueError("batches is empty; an evaluation needs at least one")
+        raise ValueError("batches is empty; an evaluation needs at least one example")
     found, labels = torch.cat(predictions), torch.cat(labels_seen)
     accuracy = (found == labels).double().mean().item()
     return Evaluation(float(total) / len(labels), accuracy, found, len(labels))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a network is."""
+    for p in model.parameters():
+        return p.device
+    raise ValueError("model has no parameters")
+
+
+def not_half(scores: Tensor) -> Tensor:
+    """Scores in which a loss does not lose digits: half precision becomes single."""
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
 def clean_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]:

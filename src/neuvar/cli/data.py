@@ -1,93 +1,29 @@
-"""The command ``neuvar``. A subcommand is one function that adds itself, listed in COMMANDS."""
+"""``neuvar data``: get, list and verify data sets."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
+from neuvar.cli.columns import aligned
+from neuvar.cli.parsing import Commands, add_command
 from neuvar.data import cache, folders, loading
 from neuvar.data.catalogue import ENTRIES, Entry
 from neuvar.data.classes import COARSE_NAMES
 from neuvar.data.errors import DataError
 
-Commands = Any
-"""What argparse's ``add_subparsers`` returns; its type has no public name."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that says in one sentence what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line; 0 if all went well, 2 after a sentence on standard error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A sign that the screen does not know becomes a question mark rather than an error.
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning
-            try:
-                return _carry_out(arguments)
-            finally:
-                sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read this has seen enough; what Python still flushes at its end goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (ValueError, OSError) as error:
-        print(f"neuvar: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("neuvar: interrupted", file=sys.stderr)
-        return 130
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"neuvar: {message}", file=sys.stderr)
-
-
-def _carry_out(arguments: Sequence[str] | None) -> int:
-    parser = _Parser(
-        prog="neuvar",
-        description="Train networks that keep working when their weights move.",
-        epilog="example: neuvar data get mnist",
-    )
-    parser.add_argument("--version", action="version", version=f"neuvar {_version()}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    for add in COMMANDS:
-        add(commands)
-    options = parser.parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("neuvar")
-    except metadata.PackageNotFoundError:
-        return "from a folder of sources, not installed"
-
 
 def add_data(commands: Commands) -> None:
     """Add ``neuvar data get|list|verify``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "data",
-        help="get, list and verify data sets",
-        description="Get, list and verify data sets.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"""\
+        "get, list and verify data sets",
+        f"""\
 A data set is looked for in --data or NEUVAR_DATA, then in the cache, NEUVAR_CACHE or a folder of
 the user's, then on the network. Every byte is checked by SHA-256.
 
@@ -106,7 +42,8 @@ examples:
         ("list", _list, None, "show which data sets are on this machine"),
         ("verify", _verify, "*", "compare the checksums of data sets on this machine"),
     ):
-        action = actions.add_parser(name, help=words, description=f"{words.capitalize()}.")
+        example = f"example: neuvar data {name} {'mnist' if least else ''}".rstrip()
+        action = add_command(actions, name, words, example)
         if least:
             action.add_argument("names", nargs=least, metavar="NAME", help=", ".join(ENTRIES))
         action.add_argument("--data", type=Path, metavar="FOLDER", help="look here first")
@@ -149,17 +86,14 @@ def _list(options: argparse.Namespace) -> int:
         classes = str(len(entry.class_names))
         if "train_coarse" in entry.arrays:
             classes += f", {len(COARSE_NAMES)} coarse"
-        where = [str(path) for path in _places(entry, options.data)] or ["not on this machine"]
+        where = [str(path) for path in places_of(entry, options.data)] or ["not on this machine"]
         shape = "×".join(map(str, image))
         rows.append((entry.name, str(train), str(test), shape, classes, ", ".join(where)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    print(*aligned(rows), sep="\n")
     return 0
 
 
-def _places(entry: Entry, folder: Path | None) -> list[Path]:
+def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     """Every place of this machine where a data set lies, each once."""
     local = loading.find_locally(entry, folder)
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
@@ -180,7 +114,7 @@ def _verify(options: argparse.Namespace) -> int:
     """Read each copy; tell all that are damaged before failing."""
     damaged = found = 0
     for entry in _entries(options.names) or ENTRIES.values():
-        places = _places(entry, options.data)
+        places = places_of(entry, options.data)
         if options.names and not places:
             raise DataError(f"{entry.name} is not on this machine; neuvar data get {entry.name}")
         for path in places:
@@ -198,6 +132,3 @@ def _verify(options: argparse.Namespace) -> int:
     if not found:
         print("no data set is on this machine")
     return 2 if damaged else 0
-
-
-COMMANDS = (add_data,)

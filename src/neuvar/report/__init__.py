@@ -1,0 +1,21 @@
+"""From results to figures, tables and one page; nothing here trains."""
+
+from neuvar.report.documents import insert
+from neuvar.report.figures import draw
+from neuvar.report.gather import Claim, Finding, gather, load
+from neuvar.report.tables import report_markdown, summary_markdown, table_markdown
+from neuvar.report.writing import Report, write
+
+__all__ = [
+    "Claim",
+    "Finding",
+    "Report",
+    "draw",
+    "gather",
+    "insert",
+    "load",
+    "report_markdown",
+    "summary_markdown",
+    "table_markdown",
+    "write",
+]

@@ -1,0 +1,91 @@
+"""Put results into documents, between markers, so that no number is copied by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from neuvar.experiments.experiment import SCALES
+from neuvar.report.files import put
+from neuvar.report.gather import Claim, command
+from neuvar.report.tables import counts, summary_markdown, table_markdown, verdict_words
+
+_MARKER = re.compile(r"<!-- (begin|end) (.+?) -->")
+
+
+def insert(path: Path | str, claims: Sequence[Claim]) -> bool:
+    """Renew what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a document.
+
+    NAME is ``verdicts`` for the table of all claims, or for one claim ``results robustness cpu``
+    for its numbers, or ``verdict robustness cpu`` for what they say.
+
+    Args:
+        path: the document, in Markdown; it is replaced only if something changes.
+        claims: what :func:`neuvar.report.gather` found.
+
+    Returns:
+        Whether it was changed.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> document = Path(folder.name) / "document.md"
+    >>> size = document.write_text("<!-- begin verdicts -->old<!-- end verdicts -->")
+    >>> insert(document, []), insert(document, [])
+    (True, False)
+    >>> folder.cleanup()
+    """
+    path = Path(path)
+    old = path.read_bytes().decode()
+    text = old.replace("\r\n", "\n")
+    parts, end = [], 0
+    for begin, close, name in _sections(text, path):
+        parts += [text[end:begin], f"\n{_content(name, claims, path)}\n"]
+        end = close
+    new = "".join([*parts, text[end:]])
+    if "\r\n" in old:
+        new = new.replace("\n", "\r\n")
+    if new == old:
+        return False
+    # A link stays one: what it leads to is replaced.
+    put({path.resolve(): new.encode()})
+    return True
+
+
+def _sections(text: str, path: Path) -> list[tuple[int, int, str]]:
+    """Where the text between each pair of markers begins and ends, and its name."""
+    found: list[tuple[int, int, str]] = []
+    opened: re.Match[str] | None = None
+    for marker in _MARKER.finditer(text):
+        kind, name = marker.groups()
+        if (kind == "end") != (opened is not None) or (opened and opened[2] != name):
+            raise ValueError(f"{path} has a marker without its other half: {marker[0]}")
+        if opened is None:
+            opened = marker
+        else:
+            found.append((opened.end(), marker.start(), name))
+            opened = None
+    if opened is not None:
+        raise ValueError(f"{path} has a marker without its other half: {opened[0]}")
+    return found
+
+
+def _content(name: str, claims: Sequence[Claim], path: Path) -> str:
+    if name == "verdicts":
+        return summary_markdown(claims)
+    known = {claim.experiment.name: claim for claim in claims}
+    what, _, rest = name.partition(" ")
+    which, _, scale = rest.partition(" ")
+    if what not in ("results", "verdict") or which not in known or scale not in SCALES:
+        raise ValueError(
+            f"{path} has an unknown marker {name!r}; known are verdicts, results NAME SCALE and "
+            f"verdict NAME SCALE, with NAME one of {', '.join(known)} and SCALE one of "
+            f"{', '.join(SCALES)}"
+        )
+    for finding in known[which].findings:
+        if finding.scale == scale:
+            if what == "verdict":
+                return verdict_words(finding.verdict)
+            return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
+    at = next(s for s in SCALES if s == scale)
+    return f"No results yet: `{command(known[which].experiment, at)}`"

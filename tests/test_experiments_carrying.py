@@ -1,0 +1,433 @@
+"""Carrying out runs: data, resuming in any task, divergence, and what is recorded and written."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from neuvar.data import Dataset, Split, normalization
+from neuvar.experiments import EXPERIMENTS, Result, carry_out, sequence, training
+from neuvar.experiments.findings import Verdict
+from neuvar.experiments.place import Place, outcome
+from neuvar.experiments.runs import Tasks, Training
+from neuvar.experiments.training import labelled
+from neuvar.labels import corrupt
+from neuvar.train import Checkpoint
+from neuvar.train import checkpoint as checkpoint_module
+from tests.trainings import StoppedError, StoppingCheckpoint
+
+SMALL = {"data": "mnist-excerpt", "images": 120, "test_images": 50, "width": 8, "batch": 30}
+ONE = Training(**SMALL, epochs=2, held_out=20, label_noise="pair", noise_rate=0.4, momentum=0.9)
+NOISY = dataclasses.replace(ONE, optimizer="nvrm-sgd", b=0.02, drop_every=1, reestimate=True)
+NORMED = dataclasses.replace(
+    NOISY, model="resnet-10", width=4, images=60, epochs=1, eval_noise=(0.01,), augment=True,
+    precision="bf16", channels_last=True,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: None)  # no power fails here
+
+
+def told(found):
+    """Everything but the time it took."""
+    return {name: value for name, value in found.items() if name != "seconds"}
+
+
+def marked(n=200, test=40):
+    """Images that know their number: each pixel is it."""
+
+    def split(first, count):
+        numbers = torch.arange(first, first + count, dtype=torch.uint8)
+        return Split(numbers[:, None, None].expand(-1, 4, 4), torch.arange(count) % 10)
+
+    return Dataset("marked", 10, split(0, n), split(n, test))
+
+
+class Spy:
+    """What a training was given."""
+
+    def __init__(self, monkeypatch, module):
+        self.seen, original = [], module.fit
+
+        def fit(model, batches, optimizer, **options):
+            for epoch in range(options["epochs"]):
+                self.seen += list(batches.epoch(epoch))
+            return original(model, batches, optimizer, **options)
+
+        monkeypatch.setattr(module, "fit", fit)
+
+
+class TestData:
+    def test_held_out_images_are_never_trained_on(self, monkeypatch):
+        data = marked()
+        monkeypatch.setattr(Place, "dataset", lambda self, run: data)
+        spy = Spy(monkeypatch, training)
+        run = Training(
+            data="marked", width=8, held_out=30, batch=16, epochs=3, label_noise="symmetric",
+            noise_rate=0.5, label_seed=4,
+        )  # fmt: skip
+        found = carry_out(run)
+        scaling = normalization(data.train.images[:170])
+        pixels = [(x * scaling.std + scaling.mean) * 255 for x, _ in spy.seen]
+        numbers = torch.cat(pixels)[:, 0, 0, 0].round().long()
+        assert numbers.unique().tolist() == list(range(170))
+        noisy = corrupt("symmetric", data.train.labels, 0.5, classes=10, seed=4)
+        assert torch.equal(torch.cat([y for _, y in spy.seen]), noisy.noisy[numbers])
+        assert found["noise_rate"] == noisy.rate == pytest.approx(0.5, abs=0.02)
+
+    def test_labels_are_made_wrong_before_images_are_set_aside(self, monkeypatch):
+        data = marked()
+        monkeypatch.setattr(Place, "dataset", lambda self, run: data)
+        run = Training(data="marked", held_out=50, label_noise="pair", noise_rate=0.4, label_seed=1)
+        found = labelled(run, Place(torch.device("cpu")))
+        noisy = corrupt("pair", data.train.labels, 0.4, classes=10, seed=1).noisy
+        assert torch.equal(found.train.labels, noisy[:150])
+        assert torch.equal(found.held_out.labels, noisy[150:])
+        assert torch.equal(found.true_labels, data.train.labels[:150])
+        assert torch.equal(found.held_out.images, data.train.images[150:])
+        assert (found.held_out.labels != data.train.labels[150:]).float().mean() > 0.2
+        assert torch.equal(found.test.labels, data.test.labels)
+        assert found.noise_rate == pytest.approx(0.4, abs=0.01)
+
+    def test_what_is_measured_on_what(self, monkeypatch):
+        """The accuracies of a network that always says 3."""
+        data = marked()
+        monkeypatch.setattr(Place, "dataset", lambda self, run: data)
+        run = Training(
+            data="marked", width=8, held_out=50, epochs=1, label_noise="pair", noise_rate=0.4,
+            lr=1e-12,
+        )  # fmt: skip
+
+        def build(*_, **__):
+            model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10))
+            with torch.no_grad():
+                model[1].weight.zero_()
+                model[1].bias.copy_(10.0 * torch.nn.functional.one_hot(torch.tensor(3), 10))
+            return model
+
+        monkeypatch.setattr(training, "build", build)
+        last = carry_out(run)["last"]
+        noisy, true = corrupt("pair", data.train.labels, 0.4, classes=10, seed=0), data.train.labels
+        wrong = noisy.noisy[:150] != true[:150]
+        assert last["test_accuracy"] == 0.1
+        share = lambda x: pytest.approx((x == 3).double().mean().item(), abs=1e-6)  # noqa: E731
+        assert last["train_accuracy"] == share(noisy.noisy[:150])
+        assert last["held_out_accuracy"] == share(noisy.noisy[150:])
+        assert last["memorized"] == share(noisy.noisy[:150][wrong])
+        assert last["learned"] == share(noisy.noisy[:150][~wrong])
+        assert "test_accuracy_perturbed" not in last
+
+    @pytest.mark.parametrize(
+        ("wrong", "word"),
+        [
+            ({"held_out": 120}, "held_out must be from 0 to 119, got 120"),
+            ({"held_out": -1}, "held_out must be from 0"),
+            ({"images": 10**6}, "images must be from 0 to 6000"),
+            ({"test_images": -1}, "test_images must be from 0 to 1000"),
+            ({"model": "lenet"}, "name must be one of"),
+            ({"optimizer": "lion"}, "optimizer must be one of"),
+            ({"precision": "int8"}, "precision must be one of"),
+            ({"label_noise": "odd"}, "odd"),
+        ],
+        ids=str,
+    )
+    def test_bad_runs_get_a_sentence(self, wrong, word):
+        with pytest.raises(ValueError, match=word):
+            carry_out(dataclasses.replace(ONE, **wrong))
+
+    @pytest.mark.parametrize(
+        ("wrong", "word"),
+        [
+            ({"stream": "rotated"}, "stream must be permuted or split"),
+            ({"penalty": "l2"}, "penalty must be ewc, si, mas or nothing"),
+            ({"model": "resnet-10"}, "model must be mlp for a run of tasks"),
+            ({"stream": "split", "tasks": 6}, "tasks must be from 1 to 5, got 6"),
+            ({"stream": "split", "tasks": 0}, "tasks must be from 1 to 5, got 0"),
+            ({"tasks": 0}, "tasks must be"),
+        ],
+        ids=str,
+    )
+    def test_bad_tasks_get_a_sentence(self, wrong, word):
+        with pytest.raises(ValueError, match=word):
+            carry_out(Tasks(**(SMALL | wrong)))
+
+
+class TestOutcome:
+    @pytest.mark.parametrize("run", [ONE, NOISY, NORMED], ids=["plain", "noisy", "normed"])
+    def test_a_training(self, run):
+        shares = []
+        found = carry_out(run, progress=shares.append, device=torch.device("cpu"))
+        json.dumps(found, allow_nan=False)
+        assert found["status"] == "finished"
+        assert found["reason"] is None
+        assert found["seeds"] == {"run": 0, "labels": 0}
+        names = {
+            "loss", "running_accuracy", "test_accuracy", "test_loss", "train_accuracy",
+            "train_loss", "held_out_accuracy", "held_out_loss", "memorized", "learned",
+        }  # fmt: skip
+        names |= {"test_accuracy_perturbed"} if run.b else set()
+        assert set(found["curves"]) == names
+        for name, curve in found["curves"].items():
+            assert len(curve) == run.epochs
+            assert found["last"][name] == curve[-1]
+            assert found["best"][name] == (min if name.endswith("loss") else max)(curve)
+        assert ("reestimated" in found) == run.reestimate
+        assert found["seconds"] > 0
+        assert shares[-1] == 1
+        if run.eval_noise:
+            assert found["under_noise"]["scales"] == [0.01]
+            assert len(found["under_noise"]["expected_sharpness"]) == 1
+
+    @pytest.mark.parametrize("stream", ["permuted", "split"])
+    def test_tasks(self, stream):
+        shares = []
+        run = Tasks(**SMALL, stream=stream, tasks=3, epochs=2, optimizer="adam", lr=1e-3)
+        found = carry_out(run, progress=shares.append)
+        json.dumps(found, allow_nan=False)
+        rows = found["accuracies"]
+        assert [len(row) for row in rows] == [1, 2, 3]
+        assert found["curves"]["first_task"] == [round(row[0], 6) for row in rows]
+        assert found["curves"]["new_task"] == [round(row[-1], 6) for row in rows]
+        assert found["last"]["mean_accuracy"] == pytest.approx(sum(rows[-1]) / 3, rel=1e-5)
+        assert len(found["curves"]["loss"]) == 6
+        assert shares[-1] == pytest.approx(1)
+        assert shares == sorted(shares)
+
+    def test_it_is_the_same_every_time_and_leaves_the_generator_alone(self):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        first = told(carry_out(NOISY))
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(2)
+        assert told(carry_out(NOISY)) == first
+        other = dataclasses.replace(NOISY, seed=1)
+        assert told(carry_out(other))["curves"] != first["curves"]
+
+    @pytest.mark.parametrize(
+        "change", [{"lr": 0.3}, {"momentum": 0.0}, {"weight_decay": 0.5}, {"b": 0.1},
+                   {"noise": "uniform"}, {"batch": 7}, {"clip": 0.01}, {"accumulate": 2},
+                   {"augment": True}, {"label_seed": 1}, {"drop_every": 0}, {"precision": "bf16"},
+                   {"width": 9}, {"noise_rate": 0.1}, {"label_noise": "symmetric"}], ids=str,
+    )  # fmt: skip
+    def test_every_setting_does_something(self, change):
+        assert (
+            carry_out(dataclasses.replace(NOISY, **change))["curves"] != carry_out(NOISY)["curves"]
+        )
+
+    def test_what_is_not_finite_becomes_null(self):
+        found = outcome(
+            "diverged", "why", {"loss": [1.0, math.nan], "x": [math.inf]}, seconds=1.234, more=2
+        )
+        assert found["curves"] == {"loss": [1.0, None], "x": [None]}
+        assert found["last"] == {"loss": None, "x": None}
+        assert found["best"] == {"loss": 1.0}
+        assert (found["seconds"], found["more"]) == (1.23, 2)
+        json.dumps(found, allow_nan=False)
+
+    def test_a_sharpness_beyond_all_numbers_becomes_null(self, monkeypatch):
+        """Weight noise so large that the loss overflows."""
+        original = training.neural_variability
+
+        def overflowing(*arguments, **options):
+            found = original(*arguments, **options)
+            return dataclasses.replace(found, difference=math.inf)
+
+        monkeypatch.setattr(training, "neural_variability", overflowing)
+        found = carry_out(NORMED)
+        json.dumps(found, allow_nan=False)
+        assert found["under_noise"]["expected_sharpness"] == [None]
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("optimizer", ["sgd", "nvrm-sgd", "psgd", "sam-sgd"])
+    def test_a_training(self, optimizer):
+        run = dataclasses.replace(
+            ONE, lr=1e30, optimizer=optimizer, rho=0.1 * (optimizer == "sam-sgd"),
+            b=0.1 * (optimizer in ("nvrm-sgd", "psgd")), eval_noise=(0.1,),
+        )  # fmt: skip
+        found = carry_out(run)
+        json.dumps(found, allow_nan=False)
+        assert found["status"] == "diverged"
+        assert "not finite" in found["reason"]
+        assert "under_noise" not in found
+        assert not Result(run, found).finished
+
+    @pytest.mark.parametrize("penalty", ["", "ewc", "si", "mas"])
+    @pytest.mark.parametrize("optimizer", ["sgd", "nvrm-adam"])
+    def test_tasks(self, penalty, optimizer):
+        run = Tasks(
+            **SMALL, optimizer=optimizer, lr=1e30, b=0.1 * ("nvrm" in optimizer), penalty=penalty,
+            strength=10.0, tasks=2,
+        )  # fmt: skip
+        found = carry_out(run)
+        json.dumps(found, allow_nan=False)
+        assert found["status"] == "diverged"
+        assert len(found["accuracies"]) < 2
+
+    def test_in_the_very_last_step_of_a_task(self):
+        """No loss is taken after it; importances of such weights would be refused."""
+        run = Tasks(**(SMALL | {"batch": 120}), lr=1e38, penalty="ewc", strength=1.0, tasks=2)
+        run = dataclasses.replace(run, optimizer="sgd", momentum=0.0, weight_decay=1e8)
+        found = carry_out(run)
+        assert found["status"] == "diverged"
+        assert found["accuracies"] == []
+        assert found["reason"] == "the weights were not finite any more after epoch 1"
+
+
+class TestWriter:
+    class Writer:
+        def __init__(self):
+            self.scalars = []
+
+        def add_scalar(self, tag, value, step):
+            assert isinstance(value, float)
+            self.scalars.append((tag, step, value))
+
+    def test_a_training(self):
+        writer = self.Writer()
+        found = carry_out(NORMED, writer=writer)
+        tags = {tag for tag, _, _ in writer.scalars}
+        assert tags == set(found["curves"]) | {
+            "test_accuracy_at_0.01", "expected_sharpness_at_0.01", "test_accuracy_reestimated",
+        }  # fmt: skip
+        assert {step for _, step, _ in writer.scalars} == {1}
+
+    def test_tasks(self):
+        writer = self.Writer()
+        found = carry_out(Tasks(**SMALL, tasks=3), writer=writer)
+        for name, curve in found["curves"].items():
+            written = [(step, round(v, 4)) for tag, step, v in writer.scalars if tag == name]
+            assert written == [(k + 1, round(v, 4)) for k, v in enumerate(curve)]
+        assert {tag for tag, _, _ in writer.scalars} == set(found["curves"])
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("run", "after"), [*((NOISY, k) for k in (1, 3, 4, 5, 8)), (NORMED, 1), (NORMED, 2)],
+        ids=[*(f"noisy-{k}" for k in (1, 3, 4, 5, 8)), "normed-1", "normed-2"],
+    )  # fmt: skip
+    def test_a_training(self, tmp_path, run, after):
+        path = tmp_path / "c.pt"
+        with pytest.raises(StoppedError):
+            carry_out(run, checkpoint=StoppingCheckpoint(path, after=after))
+        assert told(carry_out(run, checkpoint=path)) == told(carry_out(run))
+        assert path.exists()  # whoever records the result removes it
+
+    @pytest.mark.parametrize("after", range(1, 13, 2))
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize(("stream", "penalty"), [("permuted", "si"), ("split", "ewc")])
+    def test_tasks_after_any_step(self, tmp_path, stream, penalty, keep, after):
+        """Two epochs of two steps in each of three tasks: 1 to 12, ends of tasks included."""
+        run = self.tasks(stream, penalty, keep)
+        path = tmp_path / "c.pt"
+        with pytest.raises(StoppedError):
+            carry_out(run, checkpoint=StoppingCheckpoint(path, after=after))
+        again = carry_out(run, checkpoint=Checkpoint(path, every=0))
+        assert told(again) == self.undisturbed(run)
+
+    @staticmethod
+    def tasks(stream, penalty, keep, **others):
+        size = {"images": 60} if stream == "permuted" else {"images": 200}
+        what = SMALL | size | {"batch": 30 if stream == "permuted" else 25, "tasks": 3} | others
+        return Tasks(
+            **what, stream=stream, penalty=penalty, strength=5.0, fisher_images=20, epochs=2,
+            optimizer="nvrm-adam", lr=1e-3, b=0.02, keep_optimizer=keep,
+        )  # fmt: skip
+
+    known: dict = {}  # noqa: RUF012
+
+    def undisturbed(self, run):
+        if run.key not in self.known:
+            self.known[run.key] = told(carry_out(run))
+        return self.known[run.key]
+
+    @pytest.mark.parametrize("task", [0, 1, 2])
+    @pytest.mark.parametrize("every", [0, 3600])
+    @pytest.mark.parametrize("where", ["fit", "remember", "evaluate"])
+    @pytest.mark.parametrize(("stream", "penalty", "keep"), [("permuted", "ewc", True),
+                                                             ("split", "si", False)])  # fmt: skip
+    def test_tasks_stopped_between_two(
+        self, tmp_path, monkeypatch, stream, penalty, keep, where, every, task
+    ):
+        """After the training of a task: before or after its importances, or its accuracies."""
+        if (where, task) == ("remember", 2):
+            pytest.skip("nothing follows the last task that its importances would be for")
+        run = self.tasks(stream, penalty, keep)
+        expected, path = self.undisturbed(run), tmp_path / "c.pt"
+        owner = {"fit": sequence, "evaluate": sequence, "remember": sequence._Pupil}[where]
+        original, calls = getattr(owner, where), []
+        most = {"fit": task + 1, "remember": task + 1, "evaluate": (task + 1) * (task + 2) // 2}
+
+        def stopping(*arguments, **options):
+            found = original(*arguments, **options)
+            calls.append(1)
+            if len(calls) == most[where]:
+                raise StoppedError
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, stopping)
+            with pytest.raises(StoppedError):
+                carry_out(run, checkpoint=Checkpoint(path, every=every))
+        assert path.exists() == (every == 0)
+        assert told(carry_out(run, checkpoint=path)) == expected
+
+    def test_stopped_again_and_again(self, tmp_path):
+        run = self.tasks("permuted", "ewc", True)
+        path = tmp_path / "c.pt"
+        for _ in range(11):
+            with pytest.raises(StoppedError):
+                carry_out(run, checkpoint=StoppingCheckpoint(path, after=1))
+        assert told(carry_out(run, checkpoint=path)) == self.undisturbed(run)
+
+    def test_seconds_add_up(self, tmp_path):
+        path = tmp_path / "c.pt"
+        with pytest.raises(StoppedError):
+            carry_out(NOISY, checkpoint=StoppingCheckpoint(path, after=6))
+        saved = Checkpoint(path)
+        saved.read()
+        saved.outer["seconds"] = 1000.0
+        saved.write(saved.take())
+        assert carry_out(NOISY, checkpoint=path)["seconds"] > 1000
+
+    def test_another_runs_checkpoint_is_refused(self, tmp_path):
+        path = tmp_path / "c.pt"
+        carry_out(NOISY, checkpoint=StoppingCheckpoint(path))
+        before = path.read_bytes()
+        for other in (dataclasses.replace(NOISY, seed=1), Tasks(**SMALL)):
+            with pytest.raises(ValueError, match="is the checkpoint of another run; remove it"):
+                carry_out(other, checkpoint=path)
+        assert path.read_bytes() == before
+        carry_out(dataclasses.replace(NOISY, channels_last=True), checkpoint=path)  # it is the same
+
+    def test_garbage_is_refused(self, tmp_path):
+        (tmp_path / "c.pt").write_bytes(b"garbage")
+        with pytest.raises(ValueError, match="is no checkpoint that can be read"):
+            carry_out(ONE, checkpoint=tmp_path / "c.pt")
+
+
+DONE: dict = {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_smallest_scale_from_end_to_end(name):
+    """Experiments share runs; each is carried out once."""
+    experiment, results = EXPERIMENTS[name], []
+    for run in experiment.runs("smoke", 1):
+        DONE[run.key] = DONE.get(run.key) or carry_out(run)
+        assert DONE[run.key]["status"] == "finished"
+        results.append(Result(run, json.loads(json.dumps(DONE[run.key], allow_nan=False))))
+    assert experiment.panels(results)
+    assert experiment.table(results).rows
+    verdict = experiment.check(results)
+    assert isinstance(verdict, Verdict)
+    assert verdict.outcome == "undecided"  # one trial decides nothing
+    if name in ("forgetting", "pair-flips"):
+        metric = "first_task" if name == "forgetting" else "test_accuracy"
+        plain, noisy = (r.last(metric) for r in results)
+        assert noisy > plain + 0.05

@@ -1,0 +1,152 @@
+"""Evaluation: closed forms, and a model and an optimizer that are left as found."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neuvar import guard
+from neuvar.train import evaluate, fit
+from neuvar.train.evaluation import autocast, device_of, not_half
+from tests.toy import same
+from tests.trainings import Chunks, StoppedError, network, optimizer, state
+
+
+class Given(nn.Module):
+    """A network whose scores are its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, *, turn=0):
+        return (x * self.weight).roll(turn, 1)
+
+
+SCORES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+LABELS = torch.tensor([0, 0, 0])
+
+
+class TestClosedForms:
+    @pytest.mark.parametrize("sizes", [(3,), (1, 2), (2, 1), (1, 1, 1), (2, 0, 1), (0, 3)])
+    def test_loss_accuracy_predictions(self, sizes):
+        """Means over examples, however they are divided into batches."""
+        batches = zip(SCORES.split(sizes), LABELS.split(sizes), strict=True)
+        found = evaluate(Given(), batches)
+        expected = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(-3))]
+        assert found.loss == pytest.approx(sum(expected) / 3, rel=1e-6)
+        assert found.accuracy == 2 / 3
+        assert found.predictions.tolist() == [0, 1, 0]
+        assert found.examples == 3
+
+    def test_arguments_reach_the_model(self):
+        found = evaluate(Given(), [(SCORES, LABELS)], turn=1)
+        assert found.predictions.tolist() == [1, 0, 1]
+
+    def test_another_loss(self):
+        found = evaluate(Given(), [(SCORES, LABELS)], loss=lambda s, y: s.sum() / len(y))
+        assert found.loss == pytest.approx(2.0)
+
+    def test_more_than_two_items_in_a_batch(self):
+        assert evaluate(Given(), [(SCORES, LABELS, torch.arange(3))]).examples == 3
+
+    def test_float64_is_kept_and_half_precision_is_not(self):
+        x = SCORES.double() + 1e-12
+        exact = cross_entropy(x, LABELS).item()
+        assert evaluate(Given().double(), [(x, LABELS)]).loss == exact
+        assert not_half(x) is x
+        assert not_half(x.bfloat16()).dtype == not_half(x.half()).dtype == torch.float32
+
+    @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+    def test_mixed_precision(self, precision):
+        model = network()
+        batch = (Chunks().inputs, Chunks().labels)
+        plain, mixed = evaluate(model, [batch]), evaluate(model, [batch], precision=precision)
+        assert mixed.loss == pytest.approx(plain.loss, rel=0.02)
+        assert mixed.loss != plain.loss
+
+
+class TestLeftAsFound:
+    def test_modes(self):
+        model = network(dropout=True, norm=True)
+        model.train()
+        model[1].eval()
+        seen = []
+        model.register_forward_hook(lambda m, *_: seen.append([x.training for x in m.modules()]))
+        before, modes = state(model), [m.training for m in model.modules()]
+        evaluate(model, Chunks().epoch(0))
+        assert [m.training for m in model.modules()] == modes
+        assert not any(any(modes) for modes in seen)
+        assert same(state(model), before)
+
+    def test_modes_after_an_exception(self):
+        model = network(norm=True)
+        model.train()
+        with pytest.raises(StoppedError):
+            evaluate(model, Chunks(stop=2).epoch(0))
+        assert all(m.training for m in model.modules())
+
+    def test_no_gradients(self):
+        model = network()
+        evaluate(model, Chunks().epoch(0))
+        assert all(p.grad is None for p in model.parameters())
+
+    @pytest.mark.parametrize("stop", [-1, 2])
+    def test_noise_is_taken_off_and_put_back(self, stop):
+        model = network()
+        opt = optimizer("nvrm-sgd", model)
+        fit(model, Chunks(), opt, epochs=1)
+        clean = evaluate(model, Chunks().epoch(0)).loss
+        opt.train()
+        noisy = state(model)
+        assert evaluate(model, Chunks().epoch(0)).loss != clean
+        if stop < 0:
+            assert evaluate(model, Chunks().epoch(0), optimizer=opt).loss == clean
+        else:
+            with pytest.raises(StoppedError):
+                evaluate(model, Chunks(stop=stop).epoch(0), optimizer=opt)
+        assert same(state(model), noisy)
+
+    @pytest.mark.parametrize("name", ["sgd", "psgd", "sam-sgd"])
+    def test_other_optimizers_change_nothing(self, name):
+        model = network()
+        opt = optimizer(name, model)
+        plain = evaluate(model, Chunks().epoch(0))
+        assert evaluate(model, Chunks().epoch(0), optimizer=opt).loss == plain.loss
+
+    def test_a_guarded_model_is_clean(self):
+        model = network()
+        opt = optimizer("nvrm-sgd", model)
+        fit(model, Chunks(), opt, epochs=1)
+        clean = evaluate(model, Chunks().epoch(0)).loss
+        opt.train()
+        guard(model, opt)
+        noisy = [p.detach().clone() for p in model.parameters()]
+        assert evaluate(model, Chunks().epoch(0)).loss == clean
+        assert same([p.detach() for p in model.parameters()], noisy)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("batches", [[], [(SCORES[:0], LABELS[:0])]])
+    def test_no_examples(self, batches):
+        with pytest.raises(ValueError, match="batches is empty"):
+            evaluate(Given(), batches)
+
+    @pytest.mark.parametrize("batches", [[], [(SCORES, LABELS)]])
+    def test_an_unknown_precision(self, batches):
+        with pytest.raises(ValueError, match="precision must be one of float32, bf16, fp16, got"):
+            evaluate(Given(), batches, precision="fp8")
+
+    def test_a_model_without_parameters(self):
+        with pytest.raises(ValueError, match="model has no parameters"):
+            evaluate(nn.Identity(), [(SCORES, LABELS)])
+
+
+def test_autocast_is_for_the_type_of_the_device():
+    assert device_of(network().to("meta")).type == "meta"
+    with autocast(torch.device("cpu", 0), "bf16"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    with autocast(torch.device("cpu"), "float32"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
