@@ -8,8 +8,9 @@ from pathlib import Path
 
 from neuvar.experiments.experiment import SCALES
 from neuvar.report.files import put
-from neuvar.report.gather import Claim, command
-from neuvar.report.tables import counts, summary_markdown, table_markdown, verdict_words
+from neuvar.report.gather import Claim, Finding, command
+from neuvar.report.origin import duration
+from neuvar.report.tables import counts, escape, summary_markdown, table_markdown, verdict_words
 
 _MARKER = re.compile(r"<!-- (begin|end) (.+?) -->")
 
@@ -18,7 +19,8 @@ def insert(path: Path | str, claims: Sequence[Claim]) -> bool:
     """Renew what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a document.
 
     NAME is ``verdicts`` for the table of all claims, or for one claim ``results robustness cpu``
-    for its numbers, or ``verdict robustness cpu`` for what they say.
+    for its numbers, ``verdict robustness cpu`` for what they say, or ``settings robustness cpu``
+    for what was run, by which command and in what time.
 
     Args:
         path: the document, in Markdown; it is replaced only if something changes.
@@ -76,16 +78,26 @@ def _content(name: str, claims: Sequence[Claim], path: Path) -> str:
     known = {claim.experiment.name: claim for claim in claims}
     what, _, rest = name.partition(" ")
     which, _, scale = rest.partition(" ")
-    if what not in ("results", "verdict") or which not in known or scale not in SCALES:
+    if what not in ("results", "verdict", "settings") or which not in known or scale not in SCALES:
         raise ValueError(
-            f"{path} has an unknown marker {name!r}; known are verdicts, results NAME SCALE and "
-            f"verdict NAME SCALE, with NAME one of {', '.join(known)} and SCALE one of "
-            f"{', '.join(SCALES)}"
+            f"{path} has an unknown marker {name!r}; known are verdicts, results NAME SCALE, "
+            f"verdict NAME SCALE and settings NAME SCALE, with NAME one of {', '.join(known)} and "
+            f"SCALE one of {', '.join(SCALES)}"
         )
     for finding in known[which].findings:
         if finding.scale == scale:
             if what == "verdict":
                 return verdict_words(finding.verdict)
+            if what == "settings":
+                return _settings(finding)
             return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
     at = next(s for s in SCALES if s == scale)
     return f"No results yet: `{command(known[which].experiment, at)}`"
+
+
+def _settings(finding: Finding) -> str:
+    """What was run, by which command and in what time."""
+    seconds = sum(float(result.line.get("seconds") or 0) for result in finding.results)
+    text = escape(finding.experiment.settings(finding.scale))
+    time = f"All runs one after the other: {duration(seconds)}."
+    return f"\n{text}\n\n```sh\n{finding.command}\n```\n\n{time}\n"
