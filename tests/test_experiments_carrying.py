@@ -14,6 +14,7 @@ from neuvar.experiments.place import Place, outcome
 from neuvar.experiments.runs import Tasks, Training
 from neuvar.experiments.training import labelled
 from neuvar.labels import corrupt
+from neuvar.noise import Draw
 from neuvar.train import Checkpoint
 from neuvar.train import checkpoint as checkpoint_module
 from tests.trainings import StoppedError, StoppingCheckpoint
@@ -196,6 +197,26 @@ class TestOutcome:
         assert len(found["curves"]["loss"]) == 6
         assert shares[-1] == pytest.approx(1)
         assert shares == sorted(shares)
+
+    @pytest.mark.parametrize("keep", [True, False])
+    def test_optimizers_and_importances_of_tasks(self, monkeypatch, keep):
+        """One optimizer for all tasks, or new ones with noise of their own; none for the last."""
+        optimizers, remembered = [], []
+        fit, remember = sequence.fit, sequence._Pupil.remember
+        monkeypatch.setattr(
+            sequence, "fit", lambda m, b, o, **rest: (optimizers.append(o), fit(m, b, o, **rest))[1]
+        )
+        monkeypatch.setattr(
+            sequence._Pupil, "remember", lambda s, t: (remembered.append(t.number), remember(s, t))
+        )
+        carry_out(
+            Tasks(**SMALL, tasks=3, keep_optimizer=keep, penalty="mas", strength=1.0, seed=2,
+                  optimizer="nvrm-adam", b=0.01, lr=1e-3)
+        )  # fmt: skip
+        seeds = [Draw(*o.param_groups[0]["drawn"]).seed for o in optimizers]
+        assert seeds == ([2, 2, 2] if keep else [2000, 2001, 2002])
+        assert len({id(o) for o in optimizers}) == (1 if keep else 3)
+        assert remembered == [0, 1]
 
     def test_it_is_the_same_every_time_and_leaves_the_generator_alone(self):
         torch.manual_seed(1)
@@ -415,10 +436,14 @@ DONE: dict = {}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_smallest_scale_from_end_to_end(name):
-    """Experiments share runs; each is carried out once."""
+def test_the_smallest_scale_from_end_to_end(name, monkeypatch):
+    """Experiments share runs, and each is carried out once; the two of the demonstration whole."""
+    monkeypatch.setattr(training, "PERTURBED_DRAWS", 4)
+    monkeypatch.setattr(training, "PERTURBED_IMAGES", 100)
     experiment, results = EXPERIMENTS[name], []
     for run in experiment.runs("smoke", 1):
+        if name not in ("forgetting", "pair-flips"):
+            run = dataclasses.replace(run, epochs=min(run.epochs, 3))
         DONE[run.key] = DONE.get(run.key) or carry_out(run)
         assert DONE[run.key]["status"] == "finished"
         results.append(Result(run, json.loads(json.dumps(DONE[run.key], allow_nan=False))))

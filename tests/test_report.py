@@ -256,6 +256,25 @@ class TestDocuments:
         between = re.compile(r"(<!-- begin (.*?) -->).*?(<!-- end)", re.S)
         assert between.sub(r"\1\3", after) == between.sub(r"\1\3", before)
 
+    def test_settings_and_figure(self, tmp_path):
+        path, finding = tmp_path / "docs" / "a.md", self.gathered()[0].findings[0]
+        path.parent.mkdir()
+        text = "".join(
+            f"<!-- begin {what} {name} {scale} --><!-- end {what} {name} {scale} -->\n"
+            for what in ("settings", "figure")
+            for name, scale in (("ewc", "cpu"), ("split", "paper"))
+        )
+        path.write_text(text)
+        with pytest.raises(ValueError, match="not said where"):
+            report.insert(path, self.gathered())
+        assert path.read_text() == text
+        assert report.insert(path, self.gathered(), figures=tmp_path / "report" / "figures")
+        after = path.read_text()
+        assert "(../report/figures/ewc-cpu.svg)" in after
+        assert f"```sh\n{finding.command}\n```" in after
+        assert "one after the other: " in after
+        assert "No results yet" not in after  # the marker for results says it
+
     def test_a_document_that_is_up_to_date_is_left_alone(self, tmp_path):
         path = tmp_path / "a.md"
         path.write_text("<!-- begin verdicts -->\n<!-- end verdicts -->\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from os.path import relpath
 from pathlib import Path
 
 from neuvar.experiments.experiment import SCALES
@@ -12,19 +13,21 @@ from neuvar.report.gather import Claim, Finding, command
 from neuvar.report.origin import duration
 from neuvar.report.tables import counts, escape, summary_markdown, table_markdown, verdict_words
 
+KNOWN = ("results", "verdict", "settings", "figure")
 _MARKER = re.compile(r"<!-- (begin|end) (.+?) -->")
 
 
-def insert(path: Path | str, claims: Sequence[Claim]) -> bool:
+def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | None = None) -> bool:
     """Renew what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a document.
 
     NAME is ``verdicts`` for the table of all claims, or for one claim ``results robustness cpu``
     for its numbers, ``verdict robustness cpu`` for what they say, or ``settings robustness cpu``
-    for what was run, by which command and in what time.
+    for what was run, by which command and in what time, or ``figure robustness cpu``.
 
     Args:
         path: the document, in Markdown; it is replaced only if something changes.
         claims: what :func:`neuvar.report.gather` found.
+        figures: the folder with the figures of a report, for documents that show them.
 
     Returns:
         Whether it was changed.
@@ -42,7 +45,7 @@ def insert(path: Path | str, claims: Sequence[Claim]) -> bool:
     text = old.replace("\r\n", "\n")
     parts, end = [], 0
     for begin, close, name in _sections(text, path):
-        parts += [text[end:begin], f"\n{_content(name, claims, path)}\n"]
+        parts += [text[end:begin], f"\n{_content(name, claims, path, figures)}\n"]
         end = close
     new = "".join([*parts, text[end:]])
     if "\r\n" in old:
@@ -72,17 +75,17 @@ def _sections(text: str, path: Path) -> list[tuple[int, int, str]]:
     return found
 
 
-def _content(name: str, claims: Sequence[Claim], path: Path) -> str:
+def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str | None) -> str:
     if name == "verdicts":
         return summary_markdown(claims)
     known = {claim.experiment.name: claim for claim in claims}
     what, _, rest = name.partition(" ")
     which, _, scale = rest.partition(" ")
-    if what not in ("results", "verdict", "settings") or which not in known or scale not in SCALES:
+    if what not in KNOWN or which not in known or scale not in SCALES:
         raise ValueError(
-            f"{path} has an unknown marker {name!r}; known are verdicts, results NAME SCALE, "
-            f"verdict NAME SCALE and settings NAME SCALE, with NAME one of {', '.join(known)} and "
-            f"SCALE one of {', '.join(SCALES)}"
+            f"{path} has an unknown marker {name!r}; known are verdicts, and {', '.join(KNOWN)} "
+            f"followed by NAME SCALE, with NAME one of {', '.join(known)} and SCALE one of "
+            f"{', '.join(SCALES)}"
         )
     for finding in known[which].findings:
         if finding.scale == scale:
@@ -90,7 +93,14 @@ def _content(name: str, claims: Sequence[Claim], path: Path) -> str:
                 return verdict_words(finding.verdict)
             if what == "settings":
                 return _settings(finding)
+            if what == "figure":
+                if figures is None:
+                    raise ValueError(f"{path} wants a figure, but it is not said where they are")
+                place = relpath(Path(figures) / f"{finding.name}.svg", path.resolve().parent)
+                return f"\n![{escape(finding.experiment.title)}]({Path(place).as_posix()})\n"
             return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
+    if what != "results":
+        return ""  # it is said once
     at = next(s for s in SCALES if s == scale)
     return f"No results yet: `{command(known[which].experiment, at)}`"
 
