@@ -1,6 +1,6 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
-from neuvar import bounds, continual, data, labels, measures, models, train
+from neuvar import bounds, continual, data, labels, measures, models, schedule, train
 from neuvar.guard import guard, reestimate_batchnorm
 from neuvar.measures import largest_b, neural_variability, variability_curve
 from neuvar.noise import b_from_std, std_from_b
@@ -38,6 +38,7 @@ __all__ = [
     "models",
     "neural_variability",
     "reestimate_batchnorm",
+    "schedule",
     "split_parameters",
     "std_from_b",
     "train",
