@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test marked lint bench docs clean
+.PHONY: help demo test marked lint bench report docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,9 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 
 bench: $(VENV)/.installed-bench ## speed and memory beside peers
 	$(BIN)/python benchmarks/optimizers.py
+
+report: $(VENV)/.installed-dev ## figures, page and documents from the lines in results/
+	$(BIN)/neuvar report --out docs/report --into README.md docs/reproduction.md
 
 docs: $(VENV)/.installed-docs ## build the site into site/
 	$(BIN)/mkdocs build --strict

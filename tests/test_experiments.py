@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neuvar.data import Dataset, Split
-from neuvar.experiments import EXPERIMENTS, SCALES, carry_out, images, training
+from neuvar.experiments import EXPERIMENTS, SCALES, carry_out, training
 from neuvar.experiments.place import Place
 from neuvar.experiments.runs import HOW, Tasks, Training, as_dict, from_dict
 
@@ -39,10 +39,16 @@ class TestKeys:
         )  # fmt: skip
         assert (one.key, other.key) == ("3bc4a40c1c99e64a", "991dd7a84b9ad2b7")
 
-    @pytest.mark.parametrize("kind", [Training, Tasks])
-    def test_they_depend_on_every_field_but_how(self, kind):
-        plain = kind(data="mnist")
-        keys = {plain.key}
+    @pytest.mark.parametrize(
+        "plain",
+        [
+            Training(data="mnist", label_noise="pair", noise_rate=0.4),
+            Tasks(data="mnist", penalty="ewc", strength=1.0),
+        ],
+        ids=["training", "tasks"],
+    )
+    def test_they_depend_on_every_field_but_how(self, plain):
+        kind, keys = type(plain), {plain.key}
         for field in dataclasses.fields(kind):
             value = getattr(plain, field.name)
             other = {
@@ -65,13 +71,23 @@ class TestKeys:
 def of_type(field):
     numbers = st.floats(allow_nan=False, allow_infinity=False)
     return {
-        "str": st.text(), "int": st.integers(), "float": numbers, "bool": st.booleans(),
+        "str": st.text(), "int": st.integers(1), "float": numbers, "bool": st.booleans(),
         "tuple[float, ...]": st.lists(numbers).map(tuple),
     }[field.type]  # fmt: skip
 
 
 def runs_of(kind):
-    return st.builds(kind, **{field.name: of_type(field) for field in dataclasses.fields(kind)})
+    def made(**values):
+        """Of what goes together, all or nothing."""
+        if kind is Training and not (values["label_noise"] and values["noise_rate"]):
+            values |= {"label_noise": "", "noise_rate": 0.0}
+        if kind is Tasks and not values["penalty"]:
+            values |= {"strength": 0.0, "fisher_images": 0}
+        if kind is Tasks:
+            values |= {"penalty": "ewc"} if values["penalty"] else {"fisher": "exact"}
+        return kind(**values)
+
+    return st.builds(made, **{field.name: of_type(field) for field in dataclasses.fields(kind)})
 
 
 class TestAsJSON:
@@ -114,7 +130,7 @@ class TestEveryExperiment:
         experiment = EXPERIMENTS[name]
         by_default = experiment.runs(scale, 0)
         trials = {run.seed for run in by_default}
-        expected = {"ewc": {"smoke": 1, "cpu": 3, "paper": 5}}.get(name, TRIALS)[scale]
+        expected = {"ewc": {"smoke": 1, "cpu": 3, "paper": 10}}.get(name, TRIALS)[scale]
         assert trials == set(range(expected))
         assert len({run.key for run in by_default}) == len(by_default)
         # Each trial has the same runs but for its seeds.
@@ -135,10 +151,13 @@ class TestEveryExperiment:
         for run in EXPERIMENTS[name].runs("cpu", 3):
             assert run.label_seed == run.seed
 
-    @pytest.mark.parametrize("name", NAMES)
-    def test_where_b_is_chosen_images_are_held_out(self, name):
-        for run in EXPERIMENTS[name].runs("cpu", 1):
-            assert isinstance(run, Tasks) or 10 * run.held_out >= run.images > 0
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", ["denoising", "noise-types", "pair-flips", "symmetric-flips"])
+    def test_where_b_is_chosen_images_are_held_out(self, name, scale):
+        runs = [r for r in EXPERIMENTS[name].runs(scale, 1) if r.optimizer == "nvrm-sgd"]
+        for run in runs:
+            like_it = [dataclasses.replace(r, b=run.b) == run for r in runs]
+            assert run.held_out > 0 or like_it.count(True) == 1
 
 
 class TestThePapersSettings:
@@ -152,6 +171,9 @@ class TestThePapersSettings:
                 assert (run.batch, run.epochs, run.weight_decay) == (128, 300, 1e-4)
                 assert run.augment
                 assert (run.images, run.test_images, run.width) == (0, 0, 0)
+                # Where b is chosen it is on a tenth of the training images, never on the test.
+                chooses = name in ("denoising", "noise-types")
+                assert run.held_out == (5000 if chooses else 0)
                 assert run.momentum == (0.9 if run.model == "resnet-34" else 0.0)
                 assert run.drop_every == (60 if name == "gradient-noise" else 100)
                 assert run.lr == 0.1 or name == "gradient-noise"
@@ -236,18 +258,19 @@ class TestThePapersSettings:
 
     def test_the_words_agree_with_the_runs(self):
         """What is said to be smaller is what is smaller."""
-        text, cpu = images.words("cpu"), images.SIZES["cpu"]
-        for number in (cpu["images"], cpu["held_out"], cpu["test_images"], cpu["epochs"]):
-            assert f"{number:,}" in text
+        text, run = (
+            EXPERIMENTS["denoising"].settings("cpu"),
+            EXPERIMENTS["denoising"].runs("cpu", 1)[0],
+        )
+        for count in (run.images, run.held_out, run.test_images, run.epochs, run.drop_every):
+            assert f"{count:,} " in text
         assert "every 60 epochs" in EXPERIMENTS["gradient-noise"].settings("paper")
         assert "every 100" not in EXPERIMENTS["gradient-noise"].settings("cpu")
         for name in ("forgetting", "split"):
-            epochs = {r.epochs for r in EXPERIMENTS[name].runs("smoke", 1)}
-            assert epochs == {2}
-            assert "two epochs a task" in EXPERIMENTS[name].settings("smoke")
+            run, text = EXPERIMENTS[name].runs("smoke", 1)[0], EXPERIMENTS[name].settings("smoke")
+            assert f"{['one epoch', 'two epochs'][run.epochs - 1]} a task" in text
+            assert f"of {run.width} units, batch {run.batch}" in text
             assert "one epoch a task" in EXPERIMENTS[name].settings("cpu")
-            width = EXPERIMENTS[name].runs("smoke", 1)[0].width
-            assert f"of {width} units" in EXPERIMENTS[name].settings("smoke")
 
 
 def configurations():
@@ -280,6 +303,7 @@ def few_images(run):
         return Split(pixels, torch.arange(n) % classes)
 
     count = 2 * run.batch * (5 if isinstance(run, Tasks) and run.stream == "split" else 1)
+    count += getattr(run, "held_out", 0)
     return Dataset(run.data, classes, split(count), split(10 if digits else 2))
 
 
@@ -287,11 +311,13 @@ def few_images(run):
 @pytest.mark.parametrize("run", configurations(), ids=named)
 def test_two_steps_of_every_configuration_of_the_paper(run, monkeypatch):
     """The whole path at full width: two steps, then everything that is measured."""
-    small = {"batch": 2} if isinstance(run, Training) else {"fisher_images": 20}
-    if isinstance(run, Training) and run.eval_noise:
-        small |= {"eval_noise": run.eval_noise[:1], "epochs": 1}
+    small = {"epochs": 1}
+    if isinstance(run, Training):
+        small |= {"batch": 2, "held_out": min(run.held_out, 1), "eval_noise": run.eval_noise[:1]}
         monkeypatch.setattr(training, "PERTURBED_DRAWS", 4)
-    short = dataclasses.replace(run, **(small | {"epochs": 1}))
+    else:
+        small |= {"fisher_images": min(run.fisher_images, 20)}
+    short = dataclasses.replace(run, **small)
     monkeypatch.setattr(Place, "dataset", lambda self, _: few_images(short))
     steps = []
     handle = register_optimizer_step_post_hook(

@@ -126,9 +126,9 @@ class TestData:
         ("wrong", "word"),
         [
             ({"held_out": 120}, "held_out must be from 0 to 119, got 120"),
-            ({"held_out": -1}, "held_out must be from 0"),
+            ({"held_out": -1}, "held_out must be"),
             ({"images": 10**6}, "images must be from 0 to 6000"),
-            ({"test_images": -1}, "test_images must be from 0 to 1000"),
+            ({"test_images": -1}, "test_images must be"),
             ({"model": "lenet"}, "name must be one of"),
             ({"optimizer": "lion"}, "optimizer must be one of"),
             ({"precision": "int8"}, "precision must be one of"),
@@ -147,7 +147,6 @@ class TestData:
             ({"penalty": "l2"}, "penalty must be ewc, si, mas or nothing"),
             ({"model": "resnet-10"}, "model must be mlp for a run of tasks"),
             ({"stream": "split", "tasks": 6}, "tasks must be from 1 to 5, got 6"),
-            ({"stream": "split", "tasks": 0}, "tasks must be from 1 to 5, got 0"),
             ({"tasks": 0}, "tasks must be"),
         ],
         ids=str,
@@ -282,7 +281,7 @@ class TestDivergence:
     def test_tasks(self, penalty, optimizer):
         run = Tasks(
             **SMALL, optimizer=optimizer, lr=1e30, b=0.1 * ("nvrm" in optimizer), penalty=penalty,
-            strength=10.0, tasks=2,
+            strength=10.0 * bool(penalty), tasks=2,
         )  # fmt: skip
         found = carry_out(run)
         json.dumps(found, allow_nan=False)
@@ -419,8 +418,9 @@ class TestResume:
         path = tmp_path / "c.pt"
         carry_out(NOISY, checkpoint=StoppingCheckpoint(path))
         before = path.read_bytes()
-        for other in (dataclasses.replace(NOISY, seed=1), Tasks(**SMALL)):
-            with pytest.raises(ValueError, match="is the checkpoint of another run; remove it"):
+        mixed = dataclasses.replace(NOISY, precision="bf16")
+        for other in (dataclasses.replace(NOISY, seed=1), Tasks(**SMALL), mixed):
+            with pytest.raises(ValueError, match="is the checkpoint of another run"):
                 carry_out(other, checkpoint=path)
         assert path.read_bytes() == before
         carry_out(dataclasses.replace(NOISY, channels_last=True), checkpoint=path)  # it is the same
@@ -439,11 +439,11 @@ DONE: dict = {}
 def test_the_smallest_scale_from_end_to_end(name, monkeypatch):
     """Experiments share runs, and each is carried out once; the two of the demonstration whole."""
     monkeypatch.setattr(training, "PERTURBED_DRAWS", 4)
-    monkeypatch.setattr(training, "PERTURBED_IMAGES", 100)
     experiment, results = EXPERIMENTS[name], []
     for run in experiment.runs("smoke", 1):
         if name not in ("forgetting", "pair-flips"):
-            run = dataclasses.replace(run, epochs=min(run.epochs, 3))
+            small = {"width": 128} if isinstance(run, Tasks) else {}
+            run = dataclasses.replace(run, epochs=min(run.epochs, 3), **small)
         DONE[run.key] = DONE.get(run.key) or carry_out(run)
         assert DONE[run.key]["status"] == "finished"
         results.append(Result(run, json.loads(json.dumps(DONE[run.key], allow_nan=False))))

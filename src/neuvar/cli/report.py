@@ -62,7 +62,7 @@ def _report(options: argparse.Namespace) -> int:
     written = write(lines, options.out, experiments=chosen, scales=options.scale)
     print(*verdicts(written.claims), sep="\n")
     for document in options.into:
-        every = gather(lines, EXPERIMENTS.values(), options.scale)
+        every = gather(lines, EXPERIMENTS.values())
         changed = insert(document, every, figures=options.out / "figures")
         print(f"{'renewed' if changed else 'nothing new in'}: {document}")
     print(f"written: {written.page}")

@@ -51,6 +51,7 @@ def perform(job: Job, run: Run, *, checkpoint: Path, progress: Tell, writer: Any
     """Carry out a run and return the line to record."""
     if torch.get_num_threads() != job.threads:
         torch.set_num_threads(job.threads)
+    origin = provenance(job.device, job.threads)  # before, since sources may change meanwhile
     outcome = job.carry_out(
         run,
         device=job.device,
@@ -62,7 +63,7 @@ def perform(job: Job, run: Run, *, checkpoint: Path, progress: Tell, writer: Any
     if not isinstance(outcome, dict) or outcome.get("status") not in RECORDED:
         raise ValueError(f"the outcome of a run must have a status, {' or '.join(RECORDED)}")
     known = {"key": run.key, "run": as_dict(run)}
-    return known | outcome | known | provenance(job.device, job.threads)
+    return known | outcome | known | origin
 
 
 def ended(line: Line) -> tuple[Kind, str]:

@@ -140,9 +140,12 @@ def _number(x: float | None) -> float:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean of a few values and the ends of Student's interval; infinite for fewer than two."""
+    """Mean of a few values and the ends of Student's interval.
+
+    They are infinite for fewer than two values, and where a value is no finite number.
+    """
     mean = statistics.fmean(values)
-    if len(values) < 2:
+    if len(values) < 2 or not math.isfinite(mean):
         return mean, -math.inf, math.inf
     half = student_quantile(0.5 + confidence / 2, len(values) - 1)
     half *= statistics.stdev(values) / math.sqrt(len(values))
@@ -154,21 +157,54 @@ def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]
     return tuple(better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys()))
 
 
-def decide(differences: Sequence[float], *, least: float = 0.0) -> Verdict:
-    """Whether a mean difference, in shares, exceeds ``least``, judged by its 95 % interval.
+@dataclass(frozen=True)
+class Case:
+    """One comparison of two methods that a sentence speaks of.
 
-    >>> decide([0.2, 0.22, 0.21]).outcome, decide([0.2, -0.2, 0.1]).outcome
-    ('true', 'undecided')
+    Attributes:
+        name: which one, in a few words.
+        differences: by how much the sentence is borne out in each trial, as shares.
+        lost: trials that diverged, of which nobody knows what they would have shown.
     """
-    if not differences:
-        return Verdict("undecided", "there are no finished trials to compare.")
-    mean, low, high = interval(differences)
-    said = f"{100 * mean:+.1f} points (n = {len(differences)}"
-    if len(differences) > 1:
-        said += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+
+    name: str
+    differences: tuple[float, ...]
+    lost: int = 0
+
+
+def judge(what: str, cases: Sequence[Case]) -> Verdict:
+    """Whether a sentence is borne out in every case that it speaks of.
+
+    It is true if the 95 % interval of the mean difference is above zero in each case and no trial
+    was lost. It is false if the interval is below zero in at least one, at a level that makes up
+    for the number of cases. Otherwise it is undecided: there may be too few trials.
+
+    >>> cases = [Case("A", (0.2, 0.22, 0.21)), Case("B", (-0.2, -0.22, -0.21))]
+    >>> judge("Gain.", cases[:1]).outcome, judge("Gain.", cases).outcome
+    ('true', 'false')
+    """
+    compared = [case for case in cases if case.differences or case.lost]
+    if not compared:
+        return Verdict("undecided", "There are no finished trials to compare.")
+    intervals = [interval(case.differences) for case in compared if case.differences]
+    strict = 1 - 0.05 / len(compared)
+    against = [interval(c.differences, strict)[2] < 0 for c in compared if c.differences]
+    holds = all(low > 0 for _, low, _ in intervals) and not any(case.lost for case in compared)
     outcome: Literal["true", "false", "undecided"] = "undecided"
-    if low > least:
-        outcome = "true"
-    elif high <= least:
+    if any(against):
         outcome = "false"
-    return Verdict(outcome, f"{said}).")
+    elif holds and intervals:
+        outcome = "true"
+    return Verdict(outcome, f"{what} {'; '.join(map(_said, compared))}.")
+
+
+def _said(case: Case) -> str:
+    """A comparison in numbers."""
+    lost = f", {case.lost} diverged" if case.lost else ""
+    if not case.differences:
+        return f"{case.name}: nothing to compare{lost}"
+    mean, low, high = interval(case.differences)
+    said = f"{case.name}: {100 * mean:+.1f} points (n = {len(case.differences)}{lost}"
+    if len(case.differences) > 1:
+        said += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+    return f"{said})"

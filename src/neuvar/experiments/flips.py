@@ -7,9 +7,19 @@ from itertools import product
 from typing import Any
 
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Panel, Result, Table, Verdict, decide, gain
+from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
 from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, words
-from neuvar.experiments.reading import best, by_seed, cell, chosen, curve, group, label_of_b, values
+from neuvar.experiments.reading import (
+    best,
+    cell,
+    chosen,
+    compare,
+    curve,
+    group,
+    label_of_b,
+    matching,
+    values,
+)
 from neuvar.experiments.runs import Run, Training
 
 RATES = {"pair": (0.4, 0.3, 0.2, 0.1), "symmetric": (0.4, 0.2, 0.6, 0.8)}
@@ -150,12 +160,8 @@ def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], flo
     """
     found = []
     for data, rate in product(values(results, "data"), values(results, "noise_rate")):
-        if not (trials := group(results, data=data, noise_rate=rate)):
-            continue
-        noisy = [r for r in trials if r.run.b]
-        grid = values(noisy, "b")
-        b = chosen(noisy, "b") if len(grid) > 1 else (grid or [None])[0]
-        found.append((data, rate, trials, b))
+        if trials := matching(results, data=data, noise_rate=rate):
+            found.append((data, rate, trials, chosen([r for r in trials if r.run.b], "b")))
     return found
 
 
@@ -217,19 +223,16 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether NVRM-SGD memorizes fewer wrong labels and tests better, in every case."""
-    outcomes, said = [], []
+    """Whether NVRM-SGD tests better and memorizes fewer wrong labels, in every case."""
+    found = []
     for data, rate, trials, b in cases(results):
-        if b is None:
-            continue
-        plain, noisy = group(trials, b=0.0), group(trials, b=b)
-        verdict = decide(gain(by_seed(noisy, "test_accuracy"), by_seed(plain, "test_accuracy")))
-        outcomes.append(verdict.outcome)
-        said.append(f"{SETS[data]} {100 * rate:.0f} %: {verdict.because.rstrip('.')}")
-    if not outcomes:
-        return Verdict("undecided", "There are no finished trials to compare.")
-    whole = outcomes[0] if len(set(outcomes)) == 1 else "undecided"
-    return Verdict(whole, f"Test accuracy at the last epoch against SGD. {'; '.join(said)}.")
+        plain, noisy = matching(trials, b=0.0), matching(trials, b=b)
+        name = f"{SETS[data]} {100 * rate:.0f} %"
+        found += [
+            compare(f"{name}, test accuracy", noisy, plain, "test_accuracy"),
+            compare(f"{name}, wrong labels not memorized", noisy, plain, "memorized", lower=True),
+        ]
+    return judge("At the last epoch, NVRM-SGD against SGD.", found)
 
 
 PAIR = Experiment(

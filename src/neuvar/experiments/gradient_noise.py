@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Panel, Result, Table, Verdict, decide, gain
+from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
 from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, words
-from neuvar.experiments.reading import best, by_seed, cell, curve, group, label_of_b, number, values
+from neuvar.experiments.reading import (
+    BATCHNORM,
+    anew,
+    best,
+    cell,
+    compare,
+    curve,
+    group,
+    label_of_b,
+    matching,
+    number,
+    values,
+)
 from neuvar.experiments.runs import Run
 
 RATES: dict[Scale, tuple[float, ...]] = {
@@ -22,7 +34,7 @@ NOISE: dict[Scale, float] = {"smoke": 0.02, "cpu": 0.02, "paper": PAPER_B}
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """SGD and NVRM-SGD for each learning rate."""
     return [
-        flipped_run(scale, b, seed, lr=lr, drops=DROPS)
+        flipped_run(scale, b, seed, lr=lr, drops=DROPS, reestimate=True)
         for seed in range(trials or TRIALS[scale])
         for lr in RATES[scale]
         for b in (0.0, NOISE[scale])
@@ -32,8 +44,9 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 def settings(scale: Scale) -> str:
     """What was run."""
     rates = ", ".join(map(number, RATES[scale]))
-    text = words(scale).replace("every 8 epochs instead of every 100", "every 4 instead of 60")
-    text = text.replace("every 100 epochs", "every 60 epochs")
+    text = words(scale).replace("every 8 epochs instead of every 100", "every 5 instead of 60")
+    text = text.replace("every 100 epochs", "every 60 epochs").replace("learning rate .1,", "")
+    text = text.replace(", at a learning rate of .03 instead of .1", "")
     text += f"Learning rates {rates}. "
     return f"40 % of the labels are moved to the next class. {text}b = {number(NOISE[scale])}."
 
@@ -70,6 +83,7 @@ def table(results: Sequence[Result]) -> Table:
                     str(len(lost)),
                     cell(found, "test_accuracy"),
                     best(found, "test_accuracy"),
+                    anew(found),
                     cell(found, "memorized"),
                 )
             )
@@ -80,6 +94,7 @@ def table(results: Sequence[Result]) -> Table:
         "diverged",
         "test, last epoch",
         "test, best epoch",
+        BATCHNORM,
         "memorized, last",
     )
     return Table(columns, tuple(rows))
@@ -87,22 +102,13 @@ def table(results: Sequence[Result]) -> Table:
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM memorizes fewer wrong labels than SGD at every learning rate."""
-    outcomes, said = [], []
+    cases = []
     for lr in values(results, "lr"):
-        grid = values(group(results, lr=lr), "b")
-        if len(grid) < 2:
-            said.append(f"learning rate {number(lr)}: nothing to compare")
-            continue
-        plain, noisy = (by_seed(group(results, lr=lr, b=b), "memorized") for b in grid[:2])
-        verdict = decide(gain(plain, noisy))
-        outcomes.append(verdict.outcome)
-        said.append(f"learning rate {number(lr)}: {verdict.because.rstrip('.')}")
-    if not outcomes:
-        return Verdict("undecided", "There are no finished trials to compare.")
-    whole = outcomes[0] if len(set(outcomes)) == 1 else "undecided"
-    return Verdict(
-        whole, f"Wrong labels that SGD memorizes and NVRM does not, last epoch. {'; '.join(said)}."
-    )
+        trials = matching(results, lr=lr)
+        plain, noisy = matching(trials, b=0.0), [r for r in trials if r.run.b]
+        name = f"learning rate {number(lr)}"
+        cases.append(compare(name, noisy, plain, "memorized", lower=True))
+    return judge("Wrong labels that SGD memorizes and NVRM-SGD does not, last epoch.", cases)
 
 
 EXPERIMENT = Experiment(

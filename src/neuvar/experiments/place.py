@@ -43,11 +43,16 @@ class Place:
         """What a checkpoint of the same run says about its outer state; empty without one."""
         if self.checkpoint is None:
             return {}
+        # The key does not say how a run is carried out, but one run is carried out in one way.
+        same = {"key": run.key, "precision": run.precision}
         if not self.checkpoint.read():
-            self.checkpoint.outer = {"key": run.key}
+            self.checkpoint.outer = same
             return {}
-        if self.checkpoint.outer.get("key") != run.key:
-            raise ValueError(f"{self.checkpoint.path} is the checkpoint of another run; remove it")
+        if not same.items() <= self.checkpoint.outer.items():
+            raise ValueError(
+                f"{self.checkpoint.path} is the checkpoint of another run, or of this one in "
+                "another precision; remove it"
+            )
         self.earlier = float(self.checkpoint.outer.get("seconds", 0.0))
         return self.checkpoint.outer
 

@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from neuvar.experiments.findings import Cell, Line, Result, Role
+from neuvar.experiments.findings import Case, Cell, Line, Result, Role, gain
+
+BATCHNORM = "test, batch norm at clean weights"
+"""What :func:`anew` is called in tables."""
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
     """The finished results whose runs have the wanted values, in the order of their seeds."""
-    found = [
-        r for r in results if r.finished and all(getattr(r.run, k) == v for k, v in wanted.items())
-    ]
+    found = [r for r in matching(results, **wanted) if r.finished]
     return sorted(found, key=lambda r: r.run.seed)
 
 
@@ -64,14 +65,55 @@ def flat(results: Sequence[Result], at: Iterable[float], metric: str, label: str
 def chosen(results: Sequence[Result], field: str, metric: str = "held_out_accuracy") -> Any:
     """The value of a field that did best on held-out images, on average over the trials.
 
-    None if there are no results, or none that set images aside.
+    A value with a trial that diverged is not chosen. If there is but one value it is that; None if
+    there are no results, or several and none that set images aside.
     """
-    means = {
-        value: statistics.fmean(r.last(metric) for r in found)
-        for value in values(results, field)
-        if (found := [r for r in group(results, **{field: value}) if metric in r.line["last"]])
-    }
+    every = values(results, field)
+    if len(every) < 2:
+        return every[0] if every else None
+    means = {}
+    for value in every:
+        trials = [r for r in results if getattr(r.run, field) == value]
+        if all(r.finished and metric in r.line["last"] for r in trials):
+            means[value] = statistics.fmean(r.last(metric) for r in trials)
     return max(means, key=lambda value: means[value]) if means else None
+
+
+def at_chosen(results: Sequence[Result]) -> list[Result]:
+    """The results of one method at the b that was chosen for it."""
+    return matching(results, b=chosen(results, "b"))
+
+
+def anew(results: Sequence[Result]) -> Cell:
+    """Test accuracy with statistics of batch normalisation estimated anew, at clean weights."""
+    return Cell(tuple(r.line["reestimated"]["test_accuracy"] for r in results))
+
+
+def compare(
+    name: str,
+    better: Sequence[Result],
+    worse: Sequence[Result],
+    metric: str,
+    *,
+    lower: bool = False,
+) -> Case:
+    """By how much one method's last value of a metric is above another's, trial by trial.
+
+    Args:
+        name: of the comparison.
+        better: results of the method that a sentence favours, with those that diverged.
+        worse: those of the other.
+        metric: what is compared.
+        lower: whether lower values are better.
+    """
+    found = gain(by_seed(group(better), metric), by_seed(group(worse), metric))
+    lost = sum(not r.finished for r in (*better, *worse))
+    return Case(name, tuple(-x for x in found) if lower else found, lost)
+
+
+def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
+    """The results whose runs have the wanted values, with those that diverged."""
+    return [r for r in results if all(getattr(r.run, k) == v for k, v in wanted.items())]
 
 
 def number(x: float) -> str:

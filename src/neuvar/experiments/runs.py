@@ -11,6 +11,11 @@ HOW = ("precision", "channels_last", "compile")
 """How a run is carried out rather than what it is; they do not enter its key."""
 
 
+def _check(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What both kinds of runs have: data, network, optimizer.
@@ -68,6 +73,10 @@ class Recipe:
                 object.__setattr__(self, known.name, float(value))
             elif known.type == "tuple[float, ...]":
                 object.__setattr__(self, known.name, tuple(map(float, value)))
+        for name, least in (("images", 0), ("test_images", 0), ("width", 0), ("batch", 1)):
+            _check(name, getattr(self, name), least)
+        for name, least in (("epochs", 1), ("accumulate", 1), ("seed", 0)):
+            _check(name, getattr(self, name), least)
 
     @property
     def key(self) -> str:
@@ -106,6 +115,16 @@ class Training(Recipe):
     eval_noise: tuple[float, ...] = ()
     reestimate: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("label_seed", "held_out", "drop_every"):
+            _check(name, getattr(self, name), 0)
+        if bool(self.label_noise) != bool(self.noise_rate):
+            raise ValueError(
+                "label_noise and noise_rate go together, "
+                f"got {self.label_noise!r} and {self.noise_rate!r}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tasks(Recipe):
@@ -128,6 +147,15 @@ class Tasks(Recipe):
     strength: float = 0.0
     keep_optimizer: bool = False
     fisher_images: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("tasks", self.tasks, 1)
+        _check("fisher_images", self.fisher_images, 0)
+        if not self.penalty and (self.strength or self.fisher_images):
+            raise ValueError("strength and fisher_images need a penalty")
+        if self.penalty != "ewc" and self.fisher != "exact":
+            raise ValueError(f"fisher is for the penalty ewc, got {self.penalty!r}")
 
 
 Run: TypeAlias = Training | Tasks

@@ -26,10 +26,8 @@ from neuvar.measures import label_memorization, neural_variability
 from neuvar.models import build
 from neuvar.train import evaluate, fit
 
-PERTURBED_DRAWS = 10
+PERTURBED_DRAWS = 6
 """Perturbed networks whose accuracy is averaged for each scale of evaluation noise."""
-PERTURBED_IMAGES = 500
-"""Test images that they are measured on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,18 +196,13 @@ class _Looks:
 
     def _under_noise(self, model: nn.Module) -> dict[str, Any]:
         """Test accuracy and rise of the training loss for each scale of noise."""
-        count = PERTURBED_IMAGES
-        few = [
-            self._batches(first(s, min(count, len(s)), "images"))
-            for s in (self.data.test, self.data.train)
-        ]
         accuracy, rise = [], []
         for scale in self.run.eval_noise:
             test, train = (
                 neural_variability(
                     model, cross_entropy, s, b=scale, draws=PERTURBED_DRAWS, seed=self.run.seed
                 )
-                for s in few
+                for s in (self._test, self._train)
             )
             assert test.accuracy is not None
             accuracy.append(test.accuracy.mean)

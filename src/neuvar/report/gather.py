@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,8 +167,20 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
         asked=_asked(experiment, scale, {key for key in known if key in lines} - planned.keys()),
         panels=tuple(experiment.panels(results)),
         table=experiment.table(results),
-        verdict=experiment.check(results),
+        verdict=_verdict(experiment, planned.values(), results),
     )
+
+
+def _verdict(experiment: Experiment, planned: Iterable[Run], results: Sequence[Result]) -> Verdict:
+    """What the experiment says, unless a setting is still without two trials."""
+    found = experiment.check(results)
+    counts = Counter(_setting(result.run) for result in results)
+    settings = set(map(_setting, planned))
+    short = sum(counts[setting] < 2 for setting in settings)
+    if not short or found.outcome == "undecided":
+        return found
+    missing = f"{short} of {len(settings)} settings have fewer than two trials yet."
+    return Verdict("undecided", f"{missing} {found.because}")
 
 
 def _by_key(runs: Iterable[Run]) -> dict[str, Run]:

@@ -21,7 +21,7 @@ def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
         ("Device", _distinct(str(line.get("device") or "") for line in lines)),
         ("Threads", _distinct(str(line.get("threads") or "") for line in lines)),
         *((name, _distinct(str(v.get(name) or "") for v in versions)) for name in _names(versions)),
-        ("Commit", _distinct(str(line.get("commit") or "")[:12] for line in lines)),
+        ("Commit", _distinct(_short(line.get("commit")) for line in lines)),
     ]
     how = [line.get("run") or {} for line in lines]
     pairs += [
@@ -29,6 +29,11 @@ def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
         for name in HOW
     ]
     return [(name, said) for name, said in pairs if said]
+
+
+def _short(commit: str | None) -> str:
+    """The beginning of a commit, with the sign for sources that differ from it."""
+    return commit[:12] + "+" * commit.endswith("+") if commit else ""
 
 
 def duration(seconds: float) -> str:
