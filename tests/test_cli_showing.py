@@ -117,7 +117,7 @@ def test_report_renews_documents(capsys, results, here):
     document = here / "README.md"
     document.write_text(
         "# x\n<!-- begin results labels cpu -->\nold\n<!-- end results labels cpu -->\n"
-        "<!-- begin verdict tasks cpu -->\n<!-- end verdict tasks cpu -->\n"
+        "<!-- begin results tasks cpu -->\n<!-- end results tasks cpu -->\n"
     )
     code, out, _ = neuvar(capsys, "report", "labels", "--into", "README.md")
     assert code == 0

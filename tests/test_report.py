@@ -217,7 +217,7 @@ class TestTables:
         for needed in (
             "## 4b. Elastic weight consolidation with variability",
             "> NVRM and EWC together are better than EWC alone.",
-            "✗ **does not hold**: -",
+            "✗ **does not hold**: Gain. all: -",
             "](figures/ewc-cpu.svg)",
             "| method | last epoch | best epoch | n |",
             "n = 3 trials a setting; 6 of 6 runs, cpu scale.",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from neuvar.experiments.experiment import Experiment
-from neuvar.experiments.findings import Cell, Line, Panel, Table, Verdict, decide, gain
+from neuvar.experiments.findings import Case, Cell, Line, Panel, Table, Verdict, gain, judge
 from neuvar.experiments.runs import Tasks, Training, as_dict
 
 OWN_TRIALS = {"smoke": 1, "cpu": 3, "paper": 5}
@@ -61,7 +61,8 @@ def by_seed(results, metric, b):
 
 def compared(metric, least=0.0):
     def check(results):
-        return decide(gain(by_seed(results, metric, 1), by_seed(results, metric, 0)), least=least)
+        found = gain(by_seed(results, metric, 1), by_seed(results, metric, 0))
+        return judge("Gain.", [Case("all", tuple(x - least for x in found))])
 
     return check
 

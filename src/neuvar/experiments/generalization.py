@@ -15,6 +15,7 @@ from neuvar.experiments.reading import (
     curve,
     group,
     label_of_b,
+    matching,
     number,
     values,
 )
@@ -63,6 +64,12 @@ def settings(scale: Scale) -> str:
 def method(b: float) -> str:
     """The name of a method."""
     return label_of_b("SGD", b)
+
+
+def diverged(results: Sequence[Result], model: str, b: float) -> int:
+    """How many trials of a network diverged, without noise and with noise of one scale."""
+    trials = [r for r in matching(results, model=model) if r.run.b in (0.0, b)]
+    return sum(not r.finished for r in trials)
 
 
 def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
@@ -132,12 +139,13 @@ def check(results: Sequence[Result]) -> Verdict:
     """Whether every b narrows the gap and improves the test accuracy."""
     cases = []
     for name, trials in networks(results):
-        plain = group(trials, b=0.0)
+        if not (plain := group(trials, b=0.0)):
+            continue
         for b in filter(None, values(trials, "b")):
-            noisy = group(trials, b=b)
+            noisy, lost = group(trials, b=b), diverged(results, plain[0].run.model, b)
             wide, narrow = ({r.run.seed: gap(r)[-1] for r in rs} for rs in (plain, noisy))
             cases += [
-                Case(f"{name}, b = {number(b)}, gap narrower", gain(wide, narrow)),
+                Case(f"{name}, b = {number(b)}, gap narrower", gain(wide, narrow), lost),
                 compare(f"{name}, b = {number(b)}, test accuracy", noisy, plain, "test_accuracy"),
             ]
     return judge("At the last epoch, NVRM-SGD against SGD.", cases)

@@ -17,6 +17,8 @@ from neuvar.experiments.runs import Recipe
 from neuvar.train import Checkpoint, make_optimizer
 
 EVALUATED_AT_ONCE = 500
+LOWER = ("loss", "memorized")
+"""Ends of names of metrics that are best when they are low."""
 
 
 @dataclass
@@ -152,7 +154,7 @@ def outcome(
         "reason": reason,
         "curves": kept,
         "last": {name: values[-1] for name, values in kept.items() if values},
-        "best": {n: (min if n.endswith("loss") else max)(v) for n, v in finite.items() if v},
+        "best": {n: (min if n.endswith(LOWER) else max)(v) for n, v in finite.items() if v},
         "seconds": round(seconds, 2),
     } | others
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, gain, judge
-from neuvar.experiments.generalization import DATA, clean_runs, method
+from neuvar.experiments.generalization import DATA, clean_runs, diverged, method
 from neuvar.experiments.images import FAMILIES, words
 from neuvar.experiments.reading import group, number, values
 from neuvar.experiments.runs import Run
@@ -111,17 +111,23 @@ def check(results: Sequence[Result]) -> Verdict:
                 ("test_accuracy", "test accuracy", 1.0),
                 ("expected_sharpness", "sharpness lower, loss × 100", -1.0),
             ):
-                noisy, plain = (_means(group(trials, b=s), metric) for s in (b, 0.0))
-                found = tuple(sign * x for x in gain(noisy, plain))
-                cases.append(Case(f"{name} on {data}, b = {number(b)}, {title}", found))
+                rows = [under_noise(group(trials, b=s), metric) for s in (b, 0.0)]
+                found = tuple(sign * x for x in gain(*_means(*rows)))
+                words = f"{name} on {data}, b = {number(b)}, {title}"
+                cases.append(Case(words, found, diverged(results, trials[0].run.model, b)))
     return judge("Mean over the scales of weight noise, NVRM-SGD against SGD.", cases)
 
 
-def _means(results: Sequence[Result], metric: str) -> dict[int, float]:
-    """The mean over the scales of noise for each seed; a loss beyond all numbers is left out."""
-    rows = under_noise(results, metric)
-    finite = {seed: [x for x in row if math.isfinite(x)] for seed, row in rows.items()}
-    return {seed: statistics.fmean(row) for seed, row in finite.items() if row}
+def _means(*methods: dict[int, tuple[float, ...]]) -> list[dict[int, float]]:
+    """For each method the mean over the scales by seed, of scales where all losses are finite."""
+    rows = [row for method in methods for row in method.values()]
+    kept = [k for k in range(len(rows[0])) if all(math.isfinite(row[k]) for row in rows)]
+    return [
+        {seed: statistics.fmean(row[k] for k in kept) for seed, row in method.items()}
+        if kept
+        else {}
+        for method in methods
+    ]
 
 
 EXPERIMENT = Experiment(
