@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from neuvar.experiments import reading
 from neuvar.experiments.findings import Line, Panel, Role
 from neuvar.report.style import Style
 from neuvar.report.words import printable, spread
@@ -126,7 +127,7 @@ def _ticks(axes: Axes, panel: Panel) -> None:
         whole = all(x == int(x) for x in places)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole, steps=STEPS))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: reading.number(x)))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     if panel.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{round(100 * y, 6):g}\u00a0%"))
