@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,5 +90,7 @@ def alone():
 if __name__ == "__main__":
     from neuvar.cli import main
 
+    # Whoever runs the tests in the background may ignore interrupts, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with alone():
         sys.exit(main())

@@ -43,7 +43,7 @@ def test_runs_are_expected_to_take_what_runs_like_them_took():
     lines = {"a": line(RUNS[0], 10), "b": line(RUNS[1], 20), "c": line(LONG, 100)}
     seen = Experience(lines, "cpu")
     assert seen.expected(replace(TINY, seed=9, b=0.3, lr=3.0)) == 15
-    assert seen.expected(replace(LONG, label_noise="pair")) == 100
+    assert seen.expected(replace(LONG, label_noise="pair", noise_rate=0.4)) == 100
     assert seen.expected(replace(TINY, width=9)) is None
     assert seen.expected(replace(TINY, precision="bf16")) is None
 

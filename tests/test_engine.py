@@ -237,7 +237,7 @@ class TestResume:
 
 
 NURSERY = """
-import json, os, sys
+import json, os, signal, sys
 from neuvar.engine import sweep
 from neuvar.experiments.runs import from_dict
 from tests.test_engine import toy_or_real
@@ -249,6 +249,8 @@ def grow(folder, out, workers, runs):
     os.setsid()
     for number in (1, 2):
         os.dup2(os.open(f"{out}.{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    # Whoever runs the tests in the background may ignore interrupts, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     work = [from_dict(run) for run in runs]
     data = folder + "/data"
     found = sweep(
@@ -363,7 +365,7 @@ class TestInterruption:
     @pytest.mark.slow
     def test_processes_end_with_the_one_that_started_them(self, tmp_path, nursery):
         """Also if a run says nothing for long, and so does not find out that nobody listens."""
-        one = Sweep(nursery, tmp_path, runs(2, "until enough", epochs=0), workers=2)
+        one = Sweep(nursery, tmp_path, runs(2, "until enough", epochs=1), workers=2)
         one.wait_for("started", more_than=1)
         crew = one.workers()
         assert len(crew) == 2

@@ -174,7 +174,7 @@ class TestOutcome:
         for name, curve in found["curves"].items():
             assert len(curve) == run.epochs
             assert found["last"][name] == curve[-1]
-            assert found["best"][name] == (min if name.endswith("loss") else max)(curve)
+            assert found["best"][name] == (min if name.endswith(("loss", "memorized")) else max)(curve)
         assert ("reestimated" in found) == run.reestimate
         assert found["seconds"] > 0
         assert shares[-1] == 1
