@@ -174,7 +174,8 @@ class TestOutcome:
         for name, curve in found["curves"].items():
             assert len(curve) == run.epochs
             assert found["last"][name] == curve[-1]
-            assert found["best"][name] == (min if name.endswith(("loss", "memorized")) else max)(curve)
+            lowest = name.endswith(("loss", "memorized"))
+            assert found["best"][name] == (min if lowest else max)(curve)
         assert ("reestimated" in found) == run.reestimate
         assert found["seconds"] > 0
         assert shares[-1] == 1
