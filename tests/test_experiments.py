@@ -19,7 +19,7 @@ NAMES = [
     "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc", "split",
     "denoising", "noise-types", "gradient-noise",
 ]  # fmt: skip
-TRIALS = {"smoke": 2, "cpu": 3, "paper": 10}
+TRIALS = {"smoke": 3, "cpu": 3, "paper": 10}
 
 
 def every_run(scale="paper", trials=1):

@@ -10,7 +10,7 @@ from neuvar.experiments.runs import Training
 
 PAPER_B = 0.05
 GRID = (0.01, 0.02, 0.03, PAPER_B)
-TRIALS: dict[Scale, int] = {"smoke": 2, "cpu": 3, "paper": 10}
+TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
 DROPS = 3
 """The learning rate is divided by ten after each third of the training."""
 

@@ -22,7 +22,7 @@ from neuvar.experiments.runs import Run, Tasks
 
 PAPER_B = 0.03
 GRID = (0.003, 0.01, 0.02, PAPER_B, 0.05, 0.08)
-TRIALS: dict[Scale, int] = {"smoke": 2, "cpu": 3, "paper": 10}
+TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
 SIZES: dict[Scale, dict[str, Any]] = {
     "smoke": {"data": "mnist-excerpt", "width": 512, "batch": 64, "epochs": 2},
     "cpu": {"data": "mnist", "images": 20_000},
