@@ -254,6 +254,13 @@ class TestFindings:
             "2 diverged; C: +10.0 points (n = 1, 1 diverged)."
         )
 
+    def test_trials_that_diverged_keep_a_sentence_from_holding(self):
+        up, down = (0.1, 0.11, 0.09), (-0.1, -0.11, -0.09)
+        assert judge("", [Case("A", up)]).outcome == "true"
+        assert judge("", [Case("A", up, lost=1)]).outcome == "undecided"
+        assert judge("", [Case("A", up), Case("B", up, lost=1)]).outcome == "undecided"
+        assert judge("", [Case("A", down, lost=1)]).outcome == "false"
+
     def test_false_needs_more_where_there_are_more_cases(self):
         """Twenty cases without any effect would else give a false one by chance."""
         found = (-0.1, -0.08, -0.09)

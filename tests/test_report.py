@@ -633,3 +633,12 @@ class TestFiles:
 def test_parts_of_the_page_are_shipped():
     folder = Path(report.__file__).parent
     assert all((folder / f"page.{kind}").is_file() for kind in ("html", "css", "js"))
+
+
+def test_figures_that_have_no_results_any_more_are_removed(tmp_path):
+    figures = tmp_path / "figures"
+    report.write({"cpu": lines(named("ewc"))}, tmp_path, experiments=[named("ewc")])
+    (figures / "mine.svg").write_text("")
+    assert (figures / "ewc-cpu.svg").exists()
+    report.write({"cpu": {}}, tmp_path, experiments=[named("ewc")])
+    assert [path.name for path in figures.iterdir()] == ["mine.svg"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuvar.experiments import EXPERIMENTS
-from neuvar.experiments.experiment import Experiment, Scale
+from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.report.figures import pictures
 from neuvar.report.files import put
 from neuvar.report.gather import Claim, Lines, gather, load
@@ -41,7 +41,8 @@ def write(
 ) -> Report:
     """Turn results into figures, tables and a page; nothing is trained.
 
-    The same results give the same bytes. Files are replaced when all of them are complete.
+    The same results give the same bytes. Files are replaced when all of them are complete; figures
+    of these claims that an earlier report drew and this one does not are removed.
 
     Args:
         results: recorded lines by scale and key, or results files called after their scales.
@@ -59,6 +60,12 @@ def write(
     lines = results if isinstance(results, Mapping) else load(results)
     claims = gather(lines, EXPERIMENTS.values() if experiments is None else experiments, scales)
     out = Path(out)
+    possible = {
+        out / "figures" / f"{claim.experiment.name}-{scale}.{kind}"
+        for claim in claims
+        for scale in SCALES
+        for kind in ("svg", "png")
+    }
     figures = {
         out / "figures" / f"{finding.name}.{kind}": drawn
         for claim in claims
@@ -68,4 +75,6 @@ def write(
     }
     texts = {"report.md": report_markdown(claims), "index.html": page(claims)}
     put(figures | {out / name: text.encode() for name, text in texts.items()})
+    for stale in possible - figures.keys():
+        stale.unlink(missing_ok=True)
     return Report(out / "index.html", out / "report.md", tuple(figures), claims)
