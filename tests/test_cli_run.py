@@ -142,11 +142,9 @@ def test_options_reach_the_engine_and_the_runs(capsys, engine, here):
     assert (here / "elsewhere" / "cpu.jsonl").exists()
 
 
-def test_without_options_a_run_is_as_the_experiment_says(capsys, engine, monkeypatch):
+def test_without_options_a_run_is_as_the_experiment_says(capsys, engine):
     quick = replace(TINY, precision="bf16", compile=True)
-    monkeypatch.setitem(
-        run_command.EXPERIMENTS, "labels", replace(MADE["labels"], runs=lambda *_: [quick])
-    )
+    run_command.EXPERIMENTS["labels"] = replace(MADE["labels"], runs=lambda *_: [quick])
     neuvar(capsys, "run", "labels")
     assert engine.runs == [quick]
 
@@ -311,11 +309,11 @@ def test_devices_are_checked_before_anything_starts(capsys, engine, monkeypatch)
 
 
 @pytest.fixture
-def needy(monkeypatch):
+def needy():
     """An experiment that needs CIFAR-100, with either labels."""
     runs = [replace(TINY, data=name) for name in ("cifar100", "cifar100-coarse")]
     needs = replace(MADE["labels"], runs=lambda *_: runs)
-    monkeypatch.setitem(run_command.EXPERIMENTS, "labels", needs)
+    run_command.EXPERIMENTS["labels"] = needs
     return runs
 
 

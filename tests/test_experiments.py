@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from neuvar.data import Dataset, Split
 from neuvar.experiments import EXPERIMENTS, SCALES, carry_out, training
 from neuvar.experiments.place import Place
-from neuvar.experiments.runs import HOW, Tasks, Training, as_dict, from_dict
+from neuvar.experiments.runs import HOW, NORMALIZE, Tasks, Training, as_dict, from_dict
 
 NAMES = [
     "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc", "split",
@@ -52,7 +52,7 @@ class TestKeys:
         for field in dataclasses.fields(kind):
             value = getattr(plain, field.name)
             other = {
-                str: f"{value}x", bool: not value, int: 7, float: 0.123, tuple: (0.5,),
+                str: "pixel" if field.name == "normalize" else f"{value}x", bool: not value, int: 7, float: 0.123, tuple: (0.5,),
             }[type(value)]  # fmt: skip
             changed = dataclasses.replace(plain, **{field.name: other})
             assert changed != plain
@@ -70,6 +70,8 @@ class TestKeys:
 
 def of_type(field):
     numbers = st.floats(allow_nan=False, allow_infinity=False)
+    if field.name == "normalize":
+        return st.sampled_from(NORMALIZE)
     return {
         "str": st.text(), "int": st.integers(1), "float": numbers, "bool": st.booleans(),
         "tuple[float, ...]": st.lists(numbers).map(tuple),

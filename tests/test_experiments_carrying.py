@@ -63,6 +63,21 @@ class Spy:
 
 
 class TestData:
+    @pytest.mark.parametrize("normalize", ["channel", "pixel", "none"])
+    def test_pixels_are_normalized_as_the_run_says(self, monkeypatch, normalize):
+        spy = Spy(monkeypatch, training)
+        run = dataclasses.replace(ONE, normalize=normalize, epochs=1)
+        carry_out(run)
+        seen = torch.cat([x for x, _ in spy.seen])
+        images = Place(torch.device("cpu")).dataset(run).train.images[:100]
+        expected = images.float()[:, None] / 255
+        if normalize != "none":
+            scaling = normalization(images, mean=normalize)
+            expected = (expected - scaling.mean) / scaling.std
+        assert seen.shape == expected.shape
+        assert torch.allclose(seen.sum(0), expected.sum(0), atol=1e-3)
+        assert torch.allclose(seen.amax(0), expected.amax(0), atol=1e-4)
+
     def test_held_out_images_are_never_trained_on(self, monkeypatch):
         data = marked()
         monkeypatch.setattr(Place, "dataset", lambda self, run: data)
@@ -127,6 +142,7 @@ class TestData:
         [
             ({"held_out": 120}, "held_out must be from 0 to 119, got 120"),
             ({"held_out": -1}, "held_out must be"),
+            ({"normalize": "image"}, "normalize must be one of channel, pixel, none, got 'image'"),
             ({"images": 10**6}, "images must be from 0 to 6000"),
             ({"test_images": -1}, "test_images must be"),
             ({"model": "lenet"}, "name must be one of"),

@@ -9,6 +9,10 @@ from typing import Any, TypeAlias
 
 HOW = ("precision", "channels_last", "compile")
 """How a run is carried out rather than what it is; they do not enter its key."""
+ADDED = {"normalize": "channel"}
+"""Fields that runs recorded before did not have: at what those did, they do not enter the key."""
+
+NORMALIZE = ("channel", "pixel", "none")
 
 
 def _check(name: str, value: object, least: int) -> None:
@@ -85,7 +89,11 @@ class Recipe:
         >>> Training(data="mnist").key == Training(data="mnist", precision="bf16").key
         True
         """
-        what = {name: value for name, value in as_dict(self).items() if name not in HOW}
+        what = {
+            name: value
+            for name, value in as_dict(self).items()
+            if name not in HOW and (name, value) not in ADDED.items()
+        }
         text = json.dumps(what, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -95,6 +103,8 @@ class Training(Recipe):
     """One network trained on one data set, whose labels may be wrong.
 
     Attributes:
+        normalize: what is taken from pixels: the "channel" mean, over its deviation; the "pixel"
+            mean, over the channel's deviation; or "none", which leaves them in [0, 1].
         augment: whether training images are cut out and flipped at random.
         label_noise: kind of wrong labels, see :func:`neuvar.labels.corrupt`; "" for none.
         noise_rate: share of wrong labels.
@@ -106,6 +116,7 @@ class Training(Recipe):
         reestimate: whether statistics of batch normalisation are also estimated at clean weights.
     """
 
+    normalize: str = "channel"
     augment: bool = False
     label_noise: str = ""
     noise_rate: float = 0.0
@@ -119,6 +130,10 @@ class Training(Recipe):
         super().__post_init__()
         for name in ("label_seed", "held_out", "drop_every"):
             _check(name, getattr(self, name), 0)
+        if self.normalize not in NORMALIZE:
+            raise ValueError(
+                f"normalize must be one of {', '.join(NORMALIZE)}, got {self.normalize!r}"
+            )
         if bool(self.label_noise) != bool(self.noise_rate):
             raise ValueError(
                 "label_noise and noise_rate go together, "

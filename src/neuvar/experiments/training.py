@@ -39,7 +39,7 @@ class Labelled:
     held_out: Split | None
     test: Split
     classes: int
-    normalize: Normalization
+    normalize: Normalization | None
     noise_rate: float | None
 
 
@@ -61,7 +61,9 @@ def labelled(run: Training, place: Place) -> Labelled:
         held_out=Split(images[kept:], given[kept:]) if run.held_out else None,
         test=data.test,
         classes=data.classes,
-        normalize=normalization(images[:kept]),
+        normalize=None
+        if run.normalize == "none"
+        else normalization(images[:kept], mean=run.normalize),
         noise_rate=rate,
     )
 
