@@ -52,8 +52,12 @@ class TestKeys:
         for field in dataclasses.fields(kind):
             value = getattr(plain, field.name)
             other = {
-                str: "pixel" if field.name == "normalize" else f"{value}x", bool: not value, int: 7, float: 0.123, tuple: (0.5,),
-            }[type(value)]  # fmt: skip
+                str: "pixel" if field.name == "normalize" else f"{value}x",
+                bool: not value,
+                int: 7,
+                float: 0.123,
+                tuple: (0.5,),
+            }[type(value)]
             changed = dataclasses.replace(plain, **{field.name: other})
             assert changed != plain
             assert (changed.key == plain.key) == (field.name in HOW)
