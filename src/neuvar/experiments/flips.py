@@ -57,7 +57,6 @@ def mnist_run(b: float, seed: int, **others: Any) -> Training:
         "batch": 128,
         "epochs": 40,
         "drop_every": 14,
-        "precision": "float32",
         "channels_last": False,
     }
     return flipped_run("cpu", b, seed, **(what | others))
@@ -142,7 +141,8 @@ def settings_of(kind: str) -> Callable[[Scale], str]:
                 "b is chosen on the held-out images, whose labels are as wrong. On MNIST: the "
                 "paper's fully connected network 784-1024-1024-10, 9,000 training and 1,000 "
                 "held-out images, 2,000 test images, pixels from 0 to 1, SGD with momentum .9 at "
-                ".1, divided by ten every 14 of 40 epochs, batch 128, three trials."
+                ".1, divided by ten every 14 of 40 epochs, batch 128, three trials; bf16 mixed "
+                "precision."
             )
         if scale == "cpu" and kind == "symmetric":
             return f"Wrong labels: {flips}. MNIST instead of CIFAR. {more}"
