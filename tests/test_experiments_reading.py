@@ -279,6 +279,21 @@ class TestFindings:
         )
         assert turned.differences == pytest.approx((-0.1, -0.1005))
 
+    def test_trials_of_generalization_that_diverged(self):
+        experiment = EXPERIMENTS["generalization"]
+        runs = experiment.runs("cpu", 3)
+        results = [
+            result(r, nvrm_ahead(r), status="diverged" if r.b and not r.seed else "finished")
+            for r in runs
+        ]
+        for found in results:
+            if found.finished:  # the gap of all but the lost trials is narrower beyond doubt
+                found.line["curves"]["train_accuracy"][-1] -= found.line["last"]["test_accuracy"]
+        said = experiment.check(results).because
+        assert said.count("gap narrower") == said.count("gap narrower: +") > 0
+        for part in said.split(";"):
+            assert "(n = 2, 1 diverged" in part
+
     def test_a_sharpness_that_was_not_finite(self):
         experiment = EXPERIMENTS["robustness"]
         results = [result(r, nvrm_ahead(r)) for r in experiment.runs("cpu", 3)]

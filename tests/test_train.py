@@ -238,6 +238,28 @@ class TestCurves:
         assert set(found.curves) == {"loss"}
         assert found.curves["loss"][2] < found.curves["loss"][0]
 
+    @pytest.mark.parametrize("name", ["nvrm-sgd", "sam"])
+    def test_an_observer_sees_each_batch_with_its_scores_once(self, name):
+        model, seen, batches = network(), [], Chunks()
+        opt = optimizer(name, model)
+
+        def observe(batch, scores):
+            assert not scores.requires_grad
+            assert torch.equal(model(batch[0]), scores)  # the weights are as they were
+            seen.append(batch)
+
+        found = fit(model, batches, opt, epochs=2, accumulate=2, observe=observe)
+        expected = [batch for number in range(2) for batch in batches.epoch(number)]
+        assert len(seen) == len(expected)
+        for one, other in zip(seen, expected, strict=True):
+            assert all(map(torch.equal, one, other))
+        assert (
+            found.curves["loss"]
+            == fit(
+                again := network(), Chunks(), optimizer(name, again), epochs=2, accumulate=2
+            ).curves["loss"]
+        )
+
     def test_progress_ends_at_one(self):
         told, model = [], network()
         fit(model, Chunks(100, 2), optimizer("sgd", model), epochs=2, progress=told.append)

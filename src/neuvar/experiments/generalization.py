@@ -139,15 +139,19 @@ def check(results: Sequence[Result]) -> Verdict:
     """Whether every b narrows the gap and improves the test accuracy."""
     cases = []
     for name, trials in networks(results):
-        if not (plain := group(trials, b=0.0)):
+        if not group(trials, b=0.0):
             continue
+        every = matching(results, model=trials[0].run.model, data=trials[0].run.data)
         for b in filter(None, values(trials, "b")):
-            noisy, lost = group(trials, b=b), diverged(results, plain[0].run.model, b)
-            wide, narrow = ({r.run.seed: gap(r)[-1] for r in rs} for rs in (plain, noisy))
-            cases += [
-                Case(f"{name}, b = {number(b)}, gap narrower", gain(wide, narrow), lost),
-                compare(f"{name}, b = {number(b)}, test accuracy", noisy, plain, "test_accuracy"),
-            ]
+            wide, narrow = ({r.run.seed: gap(r)[-1] for r in group(every, b=s)} for s in (0.0, b))
+            test = compare(
+                f"{name}, b = {number(b)}, test accuracy",
+                matching(every, b=b),
+                matching(every, b=0.0),
+                "test_accuracy",
+            )
+            gaps = f"{name}, b = {number(b)}, gap narrower"
+            cases += [Case(gaps, gain(wide, narrow), test.lost), test]
     return judge("At the last epoch, NVRM-SGD against SGD.", cases)
 
 

@@ -16,7 +16,7 @@ from neuvar.measures.checks import whole_number
 from neuvar.noise import scale
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Loss
-from neuvar.train.loop import EpochsOfBatches, Fit, Loop, Measure
+from neuvar.train.loop import EpochsOfBatches, Fit, Loop, Measure, Observe
 
 
 def fit(
@@ -34,6 +34,7 @@ def fit(
     measure: Measure | None = None,
     measure_perturbed: Measure | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
+    observe: Observe | None = None,
     progress: Callable[[float], None] | None = None,
     writer: Any = None,
 ) -> Fit:
@@ -60,6 +61,8 @@ def fit(
         measure_perturbed: the same, at the perturbed weights, if they carry noise; those of a
             guarded model in evaluation mode carry none.
         checkpoint: where to save; a file that is there is gone on from.
+        observe: called as ``observe(batch, scores)`` for every batch that is trained on, with all
+            tensors of the batch and the scores that the network, perturbed as it is, gave to it.
         progress: called with the share of all steps that is done.
         writer: has TensorBoard's ``add_scalar(tag, value, step)``.
 
@@ -87,6 +90,7 @@ def fit(
         precision=precision,
         measure=measure,
         measure_perturbed=measure_perturbed,
+        observe=observe,
         progress=progress,
         writer=writer,
     )

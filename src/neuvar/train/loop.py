@@ -30,6 +30,7 @@ from neuvar.train.evaluation import (
 from neuvar.train.state import kind_of, random_state, refuse_another, set_random_state
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
+Observe = Callable[[tuple[Tensor, ...], Tensor], None]
 LOOK_EVERY = 20
 """Steps between two looks at whether the loss is still finite: each waits for the device."""
 
@@ -86,6 +87,7 @@ class Loop:
     precision: str
     measure: Measure | None
     measure_perturbed: Measure | None
+    observe: Observe | None
     progress: Callable[[float], None] | None
     writer: Any
     epoch: int = 0
@@ -185,13 +187,15 @@ class Loop:
     def _backward(self, group: list[tuple[Tensor, ...]], *, count: bool) -> None:
         """Gradients of the mean loss of some batches, and of the penalty."""
         self.optimizer.zero_grad()
-        for number, (inputs, labels, *_) in enumerate(group):
-            inputs, labels = inputs.to(self.device), labels.to(self.device)  # noqa: PLW2901
+        for number, batch in enumerate(group):
+            inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
             with autocast(self.device, self.precision):
                 scores = self.model(inputs)
             value = self.loss(not_half(scores), labels)
             if count:
                 self._count(value, scores, labels)
+                if self.observe is not None:
+                    self.observe(batch, scores.detach())
             value = value / len(group) if len(group) > 1 else value
             if self.penalty is not None and number == 0:
                 value = value + self.penalty(self.model)
