@@ -238,7 +238,7 @@ class TestCurves:
         assert set(found.curves) == {"loss"}
         assert found.curves["loss"][2] < found.curves["loss"][0]
 
-    @pytest.mark.parametrize("name", ["nvrm-sgd", "sam"])
+    @pytest.mark.parametrize("name", ["nvrm-sgd", "sam-sgd"])
     def test_an_observer_sees_each_batch_with_its_scores_once(self, name):
         model, seen, batches = network(), [], Chunks()
         opt = optimizer(name, model)
