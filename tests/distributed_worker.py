@@ -189,6 +189,22 @@ def different_data(folder: Path, **how: Any) -> Any:
     return snapshot(optimizer) | {"gradients": gradients, "noise": noise(optimizer)}
 
 
+def controlled(folder: Path, ranks: str) -> Any:
+    """Train each rank on its own data, with a scale of noise that sets itself."""
+    model = WRAPS["ddp"](network())
+    optimizer = NVRM(INNERS["sgd"](model.parameters()), b="auto", seed=11, ranks=ranks)
+    scales = []
+    for step in range(STEPS):
+        x, y = batch(step, dist.get_rank())
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.tell(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        scales.append(optimizer.param_groups[0]["b"])
+    return snapshot(optimizer) | {"scales": scales}
+
+
 def evaluated(folder: Path, wrap: str) -> Any:
     """Evaluate between steps, clean and perturbed, and draw anew between the parts of a batch."""
     model, optimizer = build(wrap)
@@ -220,12 +236,15 @@ def changed(folder: Path, wrap: str) -> Any:
 
 
 def refused(folder: Path) -> Any:
-    """Ask for sharded weights with noise of each rank's own; return the complaint."""
-    try:
-        build("fsdp", ranks="per_rank")
-    except ValueError as error:
-        return str(error)
-    return ""
+    """Ask for what sharded weights cannot have; return the complaints."""
+    found = []
+    model = WRAPS["fsdp"](network())
+    for wrong in ({"b": 0.1, "ranks": "per_rank"}, {"b": "auto"}):
+        try:
+            NVRM(INNERS["sgd"](model.parameters()), **wrong)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def guarded(folder: Path, **how: Any) -> Any:
@@ -380,6 +399,7 @@ PLAN = [
     *_each(same_data, wrap="fsdp by columns", mode="exact", sampler=SAMPLERS),
     *_each(same_data, wrap="fsdp by columns", mode="replay", sampler="table"),
     *_each(same_data, wrap="fsdp of replicas", mode=MODES, sampler="table"),
+    *_each(controlled, ranks=["shared", "per_rank"]),
     *_each(evaluated, wrap=[*WRAPPED, "fsdp at once"]),
     *_each(refused),
     *_each(changed, wrap=WRAPPED),

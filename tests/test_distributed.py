@@ -156,9 +156,19 @@ def test_own_noise_is_refused_where_it_cannot_be():
 
 
 @cases(worker.refused)
-def test_own_noise_is_refused_for_sharded_weights(found):
-    for complaint in found.ranks:
-        assert "is sharded" in complaint
+def test_what_sharded_weights_cannot_have_is_refused(found):
+    for own_noise, own_scale in found.ranks:
+        assert "is sharded" in own_noise
+        assert "b='auto' is not for sharded parameters" in own_scale
+
+
+@cases(worker.controlled)
+def test_a_scale_that_sets_itself_is_the_same_on_all_ranks(found):
+    first = found.ranks[0]
+    assert len(set(first["scales"])) == 5  # the start, and four looks
+    for rank in found.ranks:
+        assert rank["scales"] == first["scales"]
+        assert same(rank["clean"], first["clean"])
 
 
 # Sharded weights.

@@ -135,6 +135,8 @@ class BSchedule:
     def __init__(self, optimizer: Wrapper, rule: Rule) -> None:
         if not isinstance(optimizer, Wrapper):
             raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
+        if any("auto" in group for group in optimizer.param_groups):
+            raise ValueError("optimizer must have a number for b, but its b sets itself")
         if not callable(rule):
             raise ValueError(f"rule must be a function of the number of steps, got {rule!r}")
         self.optimizer, self.rule, self.steps = optimizer, rule, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
+from neuvar.optim import auto
+from neuvar.optim.auto import AutoB
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
@@ -45,8 +48,9 @@ class NVRM(Wrapper):
 
     Args:
         inner: any optimizer that evaluates the loss once a step.
-        b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b). A parameter
-            group may have its own ``b`` and ``noise``; 0 leaves its weights alone. Both may be
+        b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b), or "auto" to
+            have it set while training; see :class:`neuvar.optim.auto.AutoB`. A parameter group may
+            have its own ``b`` and ``noise``; 0 leaves its weights alone. Both may be
             changed between steps and hold from the next draw on, as does freezing a weight, which
             then carries no noise.
         std: standard deviation of the noise, in place of ``b``; also for a group.
@@ -75,11 +79,13 @@ class NVRM(Wrapper):
     False
     """
 
+    controls_b = True
+
     def __init__(
         self,
         inner: Optimizer,
         *,
-        b: float | None = None,
+        b: float | str | None = None,
         std: float | None = None,
         noise: str = "gaussian",
         seed: int = 0,
@@ -97,6 +103,7 @@ class NVRM(Wrapper):
                 "weights of the processes would drift apart"
             )
         self._mode, self._ranks = mode, ranks
+        self._told: Tensor | float | None = None
         super().__init__(
             inner,
             b=b,
@@ -109,7 +116,11 @@ class NVRM(Wrapper):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_mode": self._mode, "_ranks": self._ranks}
+        return super().__getstate__() | {
+            "_mode": self._mode,
+            "_ranks": self._ranks,
+            "_told": None,
+        }
 
     @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -119,9 +130,12 @@ class NVRM(Wrapper):
         the noise as it is. A closure is called once, at the perturbed weights.
         """
         loss = self._closure_loss(closure)
+        if loss is not None:
+            self.tell(loss)
         if not self._has_gradients():
             self.inner.step()
             return loss
+        self._control_b()
         lent, drawn = self._begin_update()
         try:
             self.inner.step()
@@ -130,6 +144,62 @@ class NVRM(Wrapper):
             raise
         self._end_update(lent, drawn)
         return loss
+
+    def tell(self, loss: Tensor | float) -> None:
+        """Tell the loss whose gradient the next step takes, which ``b="auto"`` needs to know.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), b="auto")
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     loss = model(torch.ones(3, 4)).square().mean()
+        ...     loss.backward()
+        ...     optimizer.tell(loss)
+        ...     optimizer.step()
+        """
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)}")
+        self._told = loss.detach() if isinstance(loss, Tensor) else loss
+
+    @not_compiled()
+    def _control_b(self) -> None:
+        """Set b anew now and then, by what noise costs and what has been learned."""
+        groups = [group for group in self.param_groups if "auto" in group]
+        told, self._told = self._told, None
+        if not groups or not self._is_real_step() or self._weights.holds:
+            return
+        if told is None:
+            raise RuntimeError(
+                'b="auto" needs the loss: call optimizer.tell(loss) before step(), or give step() '
+                "a closure that returns it"
+            )
+        control, drawn = AutoB(*groups[0]["auto"]), self._latest()
+        # The gradient of parts under different noise tells nothing of the last one's.
+        alone = drawn.number == control.drawn and drawn.sign == 1
+        if not control.steps:
+            control = control._replace(first=self._agreed(0.0, float(told))[1])
+        control = control._replace(drawn=drawn.number + 1, steps=control.steps + 1)
+        change = 0.0
+        if alone and control.steps % auto.EVERY == 0:
+            params = [p for group in groups for p in group["params"]]
+            cost, loss = self._agreed(self._weights.eps.along_gradients(params), float(told))
+            if math.isfinite(cost) and math.isfinite(loss):
+                control = control.seen(cost, loss)
+                change = control.change
+        for group in groups:
+            group |= {"auto": tuple(control), "b": group["b"] * math.exp(change)}
+
+    def _agreed(self, cost: float, loss: float) -> tuple[float, float]:
+        """What all processes have found, so that they go on with the same b."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        count = torch.distributed.get_world_size() if distributed else 1
+        if count > 1:
+            both = torch.tensor([cost, loss], device=self._parameters()[0].device)
+            torch.distributed.all_reduce(both)
+            cost, loss = (both / count).tolist()
+            if self._ranks == "per_rank":  # each has only its part in the mean gradient
+                cost *= count
+        return cost, loss
 
     @not_compiled()
     def _begin_update(self) -> tuple[Perturbation, Drawn | None]:

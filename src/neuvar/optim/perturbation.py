@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +60,18 @@ class Perturbation:
                     waiting.setdefault(scale, []).append(part)
         for scale, parts in waiting.items():
             perturb_(parts, scale)
+
+    def along_gradients(self, params: Iterable[Tensor]) -> float:
+        """Inner product of the noise of some parameters with their gradients."""
+        products = []
+        for p in params:
+            if p in self.terms and p.grad is not None:
+                slot, draw, b = self.terms[p]
+                g = local(p.grad).detach()
+                products += [
+                    draw.sign * b * (x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)
+                ]
+        return float(torch.stack(products).sum()) if products else 0.0
 
     def turned(self) -> Perturbation:
         """The same noise with its sign turned."""

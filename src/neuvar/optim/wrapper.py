@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
+from neuvar.optim import auto
+from neuvar.optim.auto import AUTO
 from neuvar.optim.keeping import Exact, Keeping
-from neuvar.optim.layout import check_parameters, slots
+from neuvar.optim.layout import check_parameters, is_sharded, slots
 from neuvar.optim.weights import NoisyWeights, foreign_noise
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +39,9 @@ class Wrapper(Optimizer):
     the inner optimizer's ``state`` never; in a state dict the two stand side by side.
     """
 
+    controls_b = False
+    """Whether ``b="auto"`` is understood."""
+
     inner: Optimizer
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
@@ -46,7 +51,7 @@ class Wrapper(Optimizer):
         self,
         inner: Optimizer,
         *,
-        b: float | None,
+        b: float | str | None,
         std: float | None,
         noise: str,
         seed: int,
@@ -57,7 +62,10 @@ class Wrapper(Optimizer):
         _check_inner(inner)
         if (b is None) == (std is None):
             raise ValueError(f"give either b or std, got b={b!r} and std={std!r}")
-        b = noise_.scale("b", b) if std is None else noise_.b_from_std(noise, std)
+        if std is not None:
+            b = noise_.b_from_std(noise, std)
+        elif b != AUTO:
+            b = noise_.scale("b", b)
         noise_.family(noise)
         if isinstance(seed, bool) or not hasattr(seed, "__index__"):
             raise ValueError(f"seed must be an int, got {seed!r}")
@@ -71,7 +79,7 @@ class Wrapper(Optimizer):
             options | {"std": None} | group for group in inner.param_groups
         ]
         for group in groups:
-            _check_group(group)
+            self._check_group(group)
         self._weights = NoisyWeights(keep or Exact())
         self._check_parameters([p for group in groups for p in group["params"]])
         # The base initialiser would build groups and state of its own; ours are the inner's.
@@ -118,11 +126,10 @@ class Wrapper(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its weights carry no noise until the next draw."""
         group = self._options | {"std": None} | param_group
-        _check_group(group)
         params = group["params"]
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
-        added = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-        self._check_parameters([*self._parameters(), *added])
+        self._check_group(group)
+        self._check_parameters([*self._parameters(), *_tensors(group["params"])])
         self.inner.add_param_group({**param_group, "params": group["params"]})
         self._adopt(self.inner.param_groups[-1])
 
@@ -167,6 +174,9 @@ class Wrapper(Optimizer):
                 f"the state dict has groups of {sizes} parameters, the optimizer of {expected}: "
                 "it belongs to another model"
             )
+        for group in groups:
+            if "auto" in group:
+                auto.checked(group["auto"])
         ids = [pid for group in groups for pid in group["params"]]
         own = [_part(found["state"].get(pid, {}), ours=True) for pid in ids]
         draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
@@ -236,7 +246,22 @@ class Wrapper(Optimizer):
             group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
         for key, value in self._options.items():
             group.setdefault(key, value)
+        if group["b"] == AUTO:
+            begun = [g for g in self.inner.param_groups if "auto" in g]
+            like = begun[0] if begun else {"b": auto.start(self.inner.param_groups), "auto": None}
+            group |= {"b": like["b"], "auto": like["auto"] or tuple(auto.AutoB())}
         group["b"] = float(group["b"])
+
+    def _check_group(self, group: dict[str, Any], *, new: bool = True) -> None:
+        noise_.family(group["noise"])
+        if not (new and group["b"] == AUTO):
+            noise_.scale("b", group["b"])
+        elif not self.controls_b:
+            raise ValueError(f"b='auto' is for NVRM; {type(self).__name__} needs a number")
+        elif any(is_sharded(p) for p in _tensors(group["params"])):
+            raise ValueError("b='auto' is not for sharded parameters, which need a number")
+        if group.get("std") is not None:
+            noise_.scale("std", group["std"])
 
     def _latest(self) -> Draw:
         """The record of the latest draw."""
@@ -246,7 +271,7 @@ class Wrapper(Optimizer):
         """Check every group and return the records of the draw that comes next."""
         latest = self._latest()
         for group in self.param_groups:
-            _check_group(group)
+            self._check_group(group, new=False)
             group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
         return [
             latest._replace(number=latest.number + 1, sign=1, noise=group["noise"])
@@ -328,6 +353,12 @@ class _StateEntry(dict[str, Any]):
             self._inner.setdefault(self._p, {})[key] = value
 
 
+def _tensors(params: Any) -> list[Tensor]:
+    """The parameters of a group, which may have names or be a single one."""
+    listed = [params] if isinstance(params, Tensor) else params
+    return [p[1] if isinstance(p, tuple) else p for p in listed]
+
+
 def _rate(group: dict[str, Any]) -> float:
     rate = group.get("lr")
     if rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
@@ -358,10 +389,3 @@ def _check_inner(inner: object) -> None:
         raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")
     if any(group.get("differentiable") for group in inner.param_groups):
         raise ValueError("inner must not be differentiable: weights are perturbed in place")
-
-
-def _check_group(group: dict[str, Any]) -> None:
-    noise_.family(group["noise"])
-    noise_.scale("b", group["b"])
-    if group.get("std") is not None:
-        noise_.scale("std", group["std"])

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from neuvar.continual import SI, Penalty
 from neuvar.guard import bare
-from neuvar.optim import SAM
+from neuvar.optim import NVRM, SAM
 from neuvar.optim.wrapper import Wrapper
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import (
@@ -166,7 +166,7 @@ class Loop:
 
     def _step(self, group: list[tuple[Tensor, ...]]) -> None:
         optimizer = self.optimizer
-        self._backward(group, count=True)
+        loss = self._backward(group, count=True)
         if isinstance(optimizer, SAM):
             optimizer.climb()
             self._backward(group, count=False)
@@ -179,14 +179,17 @@ class Loop:
             nn.utils.clip_grad_norm_(trained, self.clip)
         elif self.penalty is not None and self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
+        if isinstance(optimizer, NVRM):
+            optimizer.tell(loss)
         self.scaler.step(optimizer)
         self.scaler.update()
         if self.penalty is not None:
             self.penalty.after_step(self.model)
 
-    def _backward(self, group: list[tuple[Tensor, ...]], *, count: bool) -> None:
-        """Gradients of the mean loss of some batches, and of the penalty."""
+    def _backward(self, group: list[tuple[Tensor, ...]], *, count: bool) -> Tensor:
+        """Gradients of the mean loss of some batches, and of the penalty; returns that loss."""
         self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.device)
         for number, batch in enumerate(group):
             inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
             with autocast(self.device, self.precision):
@@ -197,9 +200,11 @@ class Loop:
                 if self.observe is not None:
                     self.observe(batch, scores.detach())
             value = value / len(group) if len(group) > 1 else value
+            total = total + value.detach()
             if self.penalty is not None and number == 0:
                 value = value + self.penalty(self.model)
             self.scaler.scale(value).backward()
+        return total
 
     def _count(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
         classes = scores.ndim == 2 and labels.shape == scores.shape[:1]

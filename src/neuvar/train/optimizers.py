@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from neuvar.noise import scale
 from neuvar.optim import NVRM, PSGD, SAM, SGLD
 
 INNER: dict[str, Callable[..., Optimizer]] = {
@@ -33,7 +34,7 @@ def make_optimizer(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-    b: float = 0.0,
+    b: float | str = 0.0,
     noise: str = "gaussian",
     rho: float = 0.0,
     seed: int = 0,
@@ -46,7 +47,8 @@ def make_optimizer(
         lr: learning rate.
         momentum: of SGD, plain or inside another, and of PSGD and SGLD.
         weight_decay: in the gradient, for AdamW apart from it.
-        b: scale of the noise of NVRM and PSGD; for SGLD the square root of twice the temperature.
+        b: scale of the noise of NVRM, or "auto", and of PSGD; for SGLD the square root of twice the
+            temperature.
         noise: its family, for NVRM and PSGD.
         rho: radius of SAM.
         seed: of the noise.
@@ -63,16 +65,16 @@ def make_optimizer(
     if inner in ("sgd", "psgd", "sgld"):
         settings["momentum"] = momentum
     if inner == "psgd":
-        return PSGD(params, b=b, noise=noise, seed=seed, **settings)
+        return PSGD(params, b=scale("b", b), noise=noise, seed=seed, **settings)
     if inner == "sgld":
-        return SGLD(params, temperature=b**2 / 2, seed=seed, **settings)
+        return SGLD(params, temperature=scale("b", b) ** 2 / 2, seed=seed, **settings)
     plain = INNER[inner](params, **settings)
     if kind == "nvrm":
         return NVRM(plain, b=b, noise=noise, seed=seed)
     return SAM(plain, rho=rho) if kind == "sam" else plain
 
 
-def _refuse_unused(name: str, *, momentum: float, b: float, rho: float, noise: str) -> None:
+def _refuse_unused(name: str, *, momentum: float, b: float | str, rho: float, noise: str) -> None:
     """An option that would be ignored is a mistake of whoever gave it."""
     noisy = name.startswith("nvrm-") or name in ("psgd", "sgld")
     for option, value, used in (

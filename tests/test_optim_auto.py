@@ -1,0 +1,310 @@
+"""b that sets itself: what z is, where b goes, what it survives, and what is refused."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neuvar import NVRM, NVRMSGD, PSGD, SGLD, NVRMAdam
+from neuvar.noise import FAMILIES
+from neuvar.optim import auto
+from neuvar.optim.auto import AutoB
+from neuvar.schedule import BSchedule, Constant
+from tests.toy import same
+
+
+class Bowl(nn.Module):
+    """The loss is h |w|² / 2: noise of scale b raises it by b² h d / 2."""
+
+    def __init__(self, d=4000, h=1.0):
+        super().__init__()
+        self.w, self.h = nn.Parameter(torch.ones(d // 2, 2)), h
+
+    def forward(self):
+        return self.h * self.w.square().sum() / 2
+
+
+def problem(seed=0):
+    """A small classifier and its data."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, 8, generator=generator)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+    return model, x, y
+
+
+def train(model, optimizer, x, y, steps, *, factor=1.0):
+    """An ordinary loop; returns b after each step."""
+    scales = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = factor * cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.tell(loss)
+        optimizer.step()
+        scales.append(optimizer.param_groups[0]["b"])
+    return scales
+
+
+def products(model, optimizer, count):
+    """Noise times gradient, at weights that stay where they are, under fresh noise each time."""
+    found = []
+    for _ in range(count):
+        optimizer.resample()
+        optimizer.zero_grad()
+        model().backward()
+        found.append(optimizer._weights.eps.along_gradients(model.parameters()))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+class TestTheCost:
+    @pytest.mark.parametrize("noise", FAMILIES)
+    def test_it_is_how_the_risk_rises_with_b(self, noise):
+        """E[ε·g] = b dE[L]/db, which is d h std² for a bowl, whatever the family."""
+        model = Bowl(h=3.0)
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, std=0.2, noise=noise)
+        found = products(model, optimizer, 200)
+        assert abs(found.mean() - 4000 * 3 * 0.04) < 4 * found.std() / math.sqrt(200)
+
+    def test_it_is_nothing_for_a_gradient_that_does_not_know_of_the_noise(self):
+        model = Bowl()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.3)
+        fixed = torch.randn(2000, 2, generator=torch.Generator().manual_seed(1))
+        found = []
+        for _ in range(400):
+            optimizer.resample()
+            model.w.grad = fixed
+            found.append(optimizer._weights.eps.along_gradients(model.parameters()))
+        t = torch.tensor(found) / (0.3 * fixed.norm())
+        assert abs(t.mean()) < 4 / math.sqrt(400)
+        assert abs(t.std() - 1) < 4 / math.sqrt(800)
+
+    @pytest.mark.parametrize("sampler", ["table", "fresh"])
+    def test_by_hand_with_turned_noise_and_a_gradient_that_lies_otherwise(self, sampler):
+        model = Bowl()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.3, sampler=sampler)
+        optimizer.resample()
+        optimizer.resample(antithetic=True)
+        model.w.grad = torch.randn(2, 2000, generator=torch.Generator().manual_seed(1)).t()
+        eps = model.w.detach() - optimizer.clean_copy(model.w)
+        found = optimizer._weights.eps.along_gradients(model.parameters())
+        assert found == pytest.approx(float((eps * model.w.grad).sum()), rel=1e-3)
+        model.w.grad = None
+        assert optimizer._weights.eps.along_gradients(model.parameters()) == 0
+
+
+class TestControl:
+    def test_the_rule(self):
+        def change(cost, loss=0.3):
+            return AutoB(first=2.3, loss=loss, cost=cost).change
+
+        price = auto.SHARE * 2.0
+        assert change(price) == pytest.approx(0, abs=1e-15)
+        assert change(0.0) == change(-50.0) == auto.RATE
+        assert change(2 * price) == pytest.approx(-auto.RATE / 2)
+        assert change(1e9) == pytest.approx(-auto.RATE)
+        assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -auto.RATE  # nothing learned
+
+    def test_the_running_means(self):
+        control = AutoB()
+        for k, z in enumerate([1.0, 2.0, 6.0]):
+            control = control.seen(z, -z)
+            assert control.looks == k + 1
+        assert (control.cost, control.loss) == pytest.approx((3.0, -3.0))  # few weigh the same
+        for _ in range(200):
+            control = control.seen(5.0, 1.0)
+        assert (control.cost, control.loss) == pytest.approx((5.0, 1.0))
+        assert control.seen(10.0, 1.0).cost == pytest.approx(
+            auto.MEMORY * 5 + (1 - auto.MEMORY) * 10
+        )
+
+    @pytest.mark.parametrize("start", [1e-5, 0.05, 30.0])
+    def test_a_bowl_from_any_start(self, start):
+        """Where weights stay, b goes where d h b² is the share of what was learned."""
+        model = Bowl(d=20_000, h=0.01)
+        optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
+        optimizer.param_groups[0]["b"] = start
+        scales = []
+        for _ in range(2000):
+            optimizer.zero_grad()
+            loss = model()
+            loss.backward()
+            # It began at 2000 and is at 100, but for noise, which adds d h b² / 2.
+            optimizer.tell(loss if scales else 2000.0)
+            optimizer.step()
+            scales.append(optimizer.param_groups[0]["b"])
+        rise = auto.SHARE * 1900 / (1 + auto.SHARE / 2)
+        settled = torch.tensor(scales[-500:]).log().mean().exp()
+        assert float(settled) == pytest.approx(math.sqrt(rise / 200), rel=0.05)
+
+    def test_it_starts_at_the_size_of_the_weights(self):
+        model, *_ = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
+        assert optimizer.param_groups[0]["b"] == pytest.approx(
+            float(weights.square().mean().sqrt())
+        )
+        zero = nn.Linear(3, 2)
+        nn.init.zeros_(zero.weight)
+        assert NVRMSGD(zero.parameters(), lr=0.1, b="auto").param_groups[0]["b"] == 1e-3
+
+    def test_gradients_of_another_scale_give_the_same_b(self):
+        found = []
+        for factor in (1.0, 64.0):
+            model, x, y = problem()
+            optimizer = NVRM(torch.optim.Adam(model.parameters(), 1e-2, eps=0.0), b="auto")
+            found.append(train(model, optimizer, x, y, 60, factor=factor))
+        assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+    def test_groups_with_a_number_keep_it_and_the_others_share_one(self):
+        model, x, y = problem()
+        groups = [
+            {"params": [model[0].weight]},
+            {"params": [model[0].bias], "b": 0.0},
+            {"params": [model[2].weight, model[2].bias]},
+        ]
+        optimizer = NVRMSGD(groups, lr=0.1, b="auto")
+        train(model, optimizer, x, y, 40)
+        scales = [group["b"] for group in optimizer.param_groups]
+        assert scales[1] == 0
+        assert scales[0] == scales[2] > 0
+        assert "auto" not in optimizer.param_groups[1]
+        optimizer.eval()
+        one = NVRMSGD([{"params": [p], "b": "auto"} for p in model.parameters()], lr=0.1, b=0.0)
+        assert all("auto" in group for group in one.param_groups)
+
+    def test_a_group_that_is_added(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model[0].parameters(), lr=0.1, b="auto")
+        train(model, optimizer, x, y, 12)
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        first, second = optimizer.param_groups
+        assert (first["b"], first["auto"]) == (second["b"], second["auto"])
+        train(model, optimizer, x, y, 12)
+        assert first["b"] == second["b"]
+
+    def test_what_cannot_be_looked_at_changes_nothing(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.0, b="auto")
+        before = dict(optimizer.param_groups[0])
+        train(model, optimizer, x, y, 10)  # steps that are none
+        assert optimizer.param_groups[0]["auto"] == before["auto"]
+        optimizer = NVRMSGD(model.parameters(), lr=1e-9, b="auto")
+        train(model, optimizer, x, y, 9)
+        b = optimizer.param_groups[0]["b"]
+        for _ in range(10):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.tell(math.nan)
+            optimizer.step()
+            assert optimizer.param_groups[0]["b"] == b
+
+    @pytest.mark.parametrize("how", ["tell", "closure"])
+    def test_the_loss_must_be_known(self, how):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        cross_entropy(model(x), y).backward()
+        weights = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"call optimizer.tell\(loss\) before step"):
+            optimizer.step()
+        assert all(map(torch.equal, model.parameters(), weights))
+        if how == "tell":
+            with pytest.raises(ValueError, match=r"one number, got shape \(64,\)"):
+                optimizer.tell(cross_entropy(model(x), y, reduction="none"))
+            optimizer.tell(1.5)
+            optimizer.step()
+            with pytest.raises(RuntimeError, match="tell"):  # it was the loss of that step
+                optimizer.step()
+        else:
+            assert float(optimizer.step(lambda: torch.tensor(1.5))) == 1.5
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == 1.5
+
+    def test_noise_that_changed_in_between_is_not_looked_at(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        train(model, optimizer, x, y, 1)
+        b = optimizer.param_groups[0]["b"]
+        for k in range(20):
+            optimizer.zero_grad()
+            for part in range(2):
+                optimizer.resample(antithetic=part == 1)
+                loss = cross_entropy(model(x), y)
+                (loss / 2).backward()
+            optimizer.tell(loss)
+            optimizer.step()
+            assert optimizer.param_groups[0]["b"] == b, k
+        train(model, optimizer, x, y, 5)
+        assert optimizer.param_groups[0]["b"] != b
+
+    @pytest.mark.parametrize("start", [1e-6, 100.0])
+    def test_it_learns_from_any_start(self, start):
+        model, x, y = problem()
+        optimizer = NVRMAdam(model.parameters(), lr=1e-2, b="auto")
+        optimizer.param_groups[0]["b"] = start
+        scales = train(model, optimizer, x, y, 1500)
+        with optimizer.denoised():
+            assert float((model(x).argmax(1) == y).double().mean()) > 0.75  # by chance: a quarter
+        assert 0.01 < scales[-1] < 1
+
+
+class TestResuming:
+    @pytest.mark.parametrize("mode", ["exact", "replay"])
+    @pytest.mark.parametrize("stop", [1, 7, 10, 23])
+    def test_to_the_bit(self, tmp_path, mode, stop):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, momentum=0.9, b="auto", mode=mode)
+        train(model, optimizer, x, y, stop)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, tmp_path / "state.pt")
+        expected = train(model, optimizer, x, y, 30)
+        loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+        again, *_ = problem(seed=1)
+        other = NVRMSGD(again.parameters(), lr=0.1, momentum=0.9, b="auto", mode=mode, seed=9)
+        again.load_state_dict(loaded["model"])
+        other.load_state_dict(loaded["optimizer"])
+        assert train(again, other, x, y, 30) == expected
+        assert same(again.parameters(), model.parameters())
+
+    def test_a_copy_goes_its_own_way(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        train(model, optimizer, x, y, 12)
+        both = copy.deepcopy((model, optimizer))
+        expected = train(model, optimizer, x, y, 20)
+        assert train(*both, x, y, 20) == expected
+
+    def test_a_state_that_is_none(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        train(model, optimizer, x, y, 3)
+        state = optimizer.state_dict()
+        state["param_groups"][0]["auto"] = ("x", 1)
+        with pytest.raises(ValueError, match="no state of a control of b"):
+            optimizer.load_state_dict(state)
+
+
+class TestWhatIsRefused:
+    def test_who_has_no_control(self):
+        model, *_ = problem()
+        for make in (
+            lambda: PSGD(model.parameters(), lr=0.1, b="auto"),
+            lambda: NVRMSGD(model.parameters(), lr=0.1, b="automatic"),
+            lambda: NVRMSGD(model.parameters(), lr=0.1, std="auto"),
+            lambda: SGLD(
+                [{"params": list(model.parameters()), "b": "auto"}], lr=0.1, temperature=1.0
+            ),
+        ):
+            with pytest.raises(ValueError, match="auto"):
+                make()
+
+    def test_a_schedule_of_what_sets_itself(self):
+        model, *_ = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        with pytest.raises(ValueError, match="b sets itself"):
+            BSchedule(optimizer, Constant())
