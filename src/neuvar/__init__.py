@@ -1,6 +1,7 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
-from neuvar import bounds, continual, data, labels, measures, models, schedule, train
+from neuvar import bounds, cleaning, continual, data, labels, measures, models, schedule, train
+from neuvar.cleaning import find_label_issues
 from neuvar.guard import guard, reestimate_batchnorm
 from neuvar.measures import largest_b, neural_variability, variability_curve
 from neuvar.noise import b_from_std, std_from_b
@@ -16,6 +17,7 @@ from neuvar.optim import (
     SmoothOut,
     split_parameters,
 )
+from neuvar.train import find_b
 
 __all__ = [
     "NVRM",
@@ -29,8 +31,11 @@ __all__ = [
     "SmoothOut",
     "b_from_std",
     "bounds",
+    "cleaning",
     "continual",
     "data",
+    "find_b",
+    "find_label_issues",
     "guard",
     "labels",
     "largest_b",

@@ -131,7 +131,7 @@ def optimizer_for(run: Recipe, model: nn.Module, *, seed: int) -> torch.optim.Op
         lr=run.lr,
         momentum=run.momentum,
         weight_decay=run.weight_decay,
-        b=run.b,
+        b="auto" if run.auto_b else run.b,
         noise=run.noise,
         rho=run.rho,
         seed=seed,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 HOW = ("precision", "channels_last", "compile")
 """How a run is carried out rather than what it is; they do not enter its key."""
-ADDED = {"normalize": "channel"}
+ADDED = {"normalize": "channel", "auto_b": False}
 """Fields that runs recorded before did not have: at what those did, they do not enter the key."""
 
 NORMALIZE = ("channel", "pixel", "none")
@@ -36,6 +36,7 @@ class Recipe:
         momentum: of SGD and its relatives.
         weight_decay: L2, in the gradient.
         b: scale of the noise.
+        auto_b: whether b sets itself while training; ``b`` is 0 then.
         noise: its family.
         rho: radius of SAM.
         batch: images in a batch.
@@ -58,6 +59,7 @@ class Recipe:
     momentum: float = 0.0
     weight_decay: float = 1e-4
     b: float = 0.0
+    auto_b: bool = False
     noise: str = "gaussian"
     rho: float = 0.0
     batch: int = 128
@@ -77,6 +79,8 @@ class Recipe:
                 object.__setattr__(self, known.name, float(value))
             elif known.type == "tuple[float, ...]":
                 object.__setattr__(self, known.name, tuple(map(float, value)))
+        if self.auto_b and self.b:
+            raise ValueError(f"b must be 0 where it sets itself, got {self.b}")
         for name, least in (("images", 0), ("test_images", 0), ("width", 0), ("batch", 1)):
             _check(name, getattr(self, name), least)
         for name, least in (("epochs", 1), ("accumulate", 1), ("seed", 0)):

@@ -5,5 +5,16 @@ from neuvar.train.evaluation import Evaluation, evaluate
 from neuvar.train.fitting import fit
 from neuvar.train.loop import Fit
 from neuvar.train.optimizers import OPTIMIZERS, make_optimizer
+from neuvar.train.range_test import FoundB, find_b
 
-__all__ = ["OPTIMIZERS", "Checkpoint", "Evaluation", "Fit", "evaluate", "fit", "make_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "Checkpoint",
+    "Evaluation",
+    "Fit",
+    "FoundB",
+    "evaluate",
+    "find_b",
+    "fit",
+    "make_optimizer",
+]

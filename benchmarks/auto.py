@@ -1,0 +1,142 @@
+"""Does b that sets itself do as well as the best b of a grid, which nobody can know?
+
+    python benchmarks/auto.py [--seeds 3] [--problems NAME ...] [--table]
+
+One rule with the same constants everywhere, against every b of a grid, chosen with hindsight on the
+test set. Runs are those of the experiments and recorded with them, in results/cpu.jsonl and
+results/paper.jsonl, so that what is there is not done again; the table is in results/auto.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuvar.engine import Results, sweep
+from neuvar.experiments.flips import cifar_run, mnist_run
+from neuvar.experiments.permuted import task_run
+from neuvar.experiments.runs import Run
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is trained, for which b, and what counts."""
+
+    title: str
+    run: Callable[..., Run]
+    grid: tuple[float, ...]
+    scale: str = "cpu"
+    metric: str = "test_accuracy"
+    auto: str = "nvrm-sgd"
+
+    def runs(self, seeds: int) -> dict[float | str, list[Run]]:
+        """Runs for each b of the grid, and for the one that sets itself."""
+        found: dict[float | str, list[Run]] = {
+            b: [self.run(b, seed) for seed in range(seeds)] for b in self.grid
+        }
+        alone = {"auto_b": True, "optimizer": self.auto}
+        return found | {"auto": [self.run(0.0, seed, **alone) for seed in range(seeds)]}
+
+
+def permuted(b: float, seed: int, **others: Any) -> Run:
+    return task_run("paper", b, seed, **others)
+
+
+def symmetric(b: float, seed: int, **others: Any) -> Run:
+    return mnist_run(b, seed, label_noise="symmetric", noise_rate=0.6, **others)
+
+
+def clean(b: float, seed: int, **others: Any) -> Run:
+    return mnist_run(b, seed, label_noise="", noise_rate=0.0, **others)
+
+
+PROBLEMS = {
+    "mnist-pair": Problem("MNIST, pair 40 %", mnist_run, (0.0, 0.02, 0.03, 0.04, 0.05, 0.06)),
+    "mnist-sym": Problem("MNIST, symmetric 60 %", symmetric, (0.0, 0.03, 0.04, 0.05, 0.06, 0.08)),
+    "cifar-pair": Problem("CIFAR-10, pair 40 %", cifar_run, (0.0, 0.01, 0.02, 0.03, 0.05)),
+    "permuted": Problem(
+        "permuted MNIST, mean of five tasks",
+        permuted,
+        (0.0, 0.003, 0.01, 0.02, 0.03, 0.05, 0.08),
+        "paper",
+        "mean_accuracy",
+        "nvrm-adam",
+    ),
+    "mnist-clean": Problem("MNIST, clean labels", clean, (0.0, 0.03, 0.05)),
+}
+
+
+def cell(numbers: list[float]) -> str:
+    """Mean and deviation in per cent."""
+    if not numbers:
+        return "–"
+    spread = f" ± {100 * statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+    return f"{100 * statistics.fmean(numbers):.1f}{spread}"
+
+
+def row(problem: Problem, seeds: int, folder: Path) -> str:
+    """The row of a problem: each b, the best of them with hindsight, and auto."""
+    lines = Results(folder / f"{problem.scale}.jsonl").lines()
+    found = {
+        b: [lines[r.key]["last"][problem.metric] for r in rs if r.key in lines]
+        for b, rs in problem.runs(seeds).items()
+    }
+    auto, plain = found.pop("auto"), found[0.0]
+    if not any(found.values()):
+        return f"| {problem.title} | 0, {len(auto)} | – | – | {cell(auto)} | – | – |"
+    best = max((b for b in found if found[b]), key=lambda b: statistics.fmean(found[b]))
+    every = ", ".join(f"{b:g}: {cell(found[b])}" for b in found if found[b])
+    gain = f"{100 * (statistics.fmean(auto) - statistics.fmean(found[best])):+.1f}" if auto else "–"
+    count = f"{len(found[best])}, {len(auto)}"
+    top = f"{cell(found[best])} at {best:g}"
+    return (
+        f"| {problem.title} | {count} | {cell(plain)} | {top} | {cell(auto)} | {gain} | {every} |"
+    )
+
+
+def told(event: Any) -> None:
+    """One line for each start and end."""
+    if event.kind != "progress":
+        run = event.run
+        what = (run.data, getattr(run, "label_noise", "tasks"), f"b {run.b}", f"seed {run.seed}")
+        print(event.kind, *what, event.message or "", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not options.table:
+        for name in options.problems:
+            problem = PROBLEMS[name]
+            every = [run for rs in problem.runs(options.seeds).values() for run in rs]
+            every.sort(key=lambda run: not run.auto_b)  # what is asked about first
+            path = options.results / f"{problem.scale}.jsonl"
+            sweep(every, path, workers=options.workers, watch=told)
+    columns = (
+        "problem",
+        "n, n of auto",
+        "plain",
+        "best b with hindsight",
+        "auto",
+        "auto less best",
+    )
+    lines = [f"| {' | '.join(columns)} | every b |", "|" + " --- |" * 7]
+    lines += [row(problem, options.seeds, options.results) for problem in PROBLEMS.values()]
+    text = "Accuracy in per cent, mean ± deviation.\n\n" + "\n".join(lines) + "\n"
+    (options.results / "auto.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""How well are wrong labels found, and how much does correcting them help? Beside cleanlab.
+
+    python benchmarks/cleaning.py [--seeds 3] [--rows NAME ...] [--table]
+
+One run with neural variability and ``b="auto"`` (:func:`neuvar.find_label_issues`) against cleanlab
+on probabilities of five-fold cross-validation with plain SGD: the same network, epochs and
+settings, five trainings instead of one. cleanlab is also given the probabilities of our one run.
+Then the network is trained with plain SGD on the labels as given, on the true ones, and on those
+that each way has corrected. It goes on where it was stopped; results are in results/cleaning.jsonl,
+tables in results/cleaning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from neuvar.cleaning import LabelIssues, judge_labels
+from neuvar.cleaning.finding import probabilities_of, train_once
+from neuvar.cleaning.inputs import Examples
+from neuvar.data import load
+from neuvar.engine import Results, sweep
+from neuvar.experiments.runs import Training
+from neuvar.labels import corrupt
+from neuvar.models import build
+
+FOLDS = 5
+RESULTS = Path(__file__).parents[1] / "results"
+MNIST = {"data": "mnist", "images": 10_000, "model": "mlp", "epochs": 30}
+CIFAR = {"data": "cifar10", "images": 10_000, "model": "resnet-10", "width": 16, "epochs": 30}
+KINDS = {"pair": "pair", "sym": "symmetric", "instance": "instance"}
+SETS = {"mnist": ("MNIST", MNIST), "cifar": ("CIFAR-10", CIFAR)}
+ROWS = (
+    "mnist-pair-20", "mnist-pair-40", "mnist-sym-20", "mnist-sym-40", "mnist-sym-60",
+    "mnist-instance-40", "cifar-pair-40", "cifar-sym-40",
+)  # fmt: skip
+MEASURES = ("auroc", "average_precision", "precision", "recall", "rate_error")
+
+
+def runs(row: str, seeds: int) -> list[Training]:
+    """One run with neural variability and one with plain SGD in five folds, for each seed."""
+    data, kind, rate = row.split("-")
+    noise = {"label_noise": KINDS[kind], "noise_rate": int(rate) / 100}
+    common = SETS[data][1] | noise | {"momentum": 0.9, "precision": "bf16"}
+    return [
+        Training(**common, seed=seed, label_seed=seed, optimizer=optimizer, auto_b=auto)
+        for seed in range(seeds)
+        for optimizer, auto in (("nvrm-sgd", True), ("sgd", False))
+    ]
+
+
+def title(row: str) -> str:
+    """A row in words."""
+    data, kind, rate = row.split("-")
+    words = {"instance": "instance-dependent"}.get(kind, KINDS[kind])
+    return f"{SETS[data][0]}, {words} {rate} %"
+
+
+# Carrying out.
+
+
+def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any]:
+    """Find the wrong labels of a run's data in its way, and train on what comes out."""
+    began, done = time.perf_counter(), Trainings(run, progress)
+    found: dict[str, Any] = {}
+    if run.auto_b:
+        _, p = done.train(done.given)
+        ours, theirs = judge_labels(p, done.given.labels), by_cleanlab(p, done.given.labels)
+        found["ours"] = judged(ours, done) | {"accuracy": done.accuracy(ours.cleaned)}
+        found["cleanlab on one run"] = judged(theirs, done)
+    else:
+        theirs = by_cleanlab(done.in_folds(), done.given.labels)
+        found["cleanlab"] = judged(theirs, done) | {"accuracy": done.accuracy(theirs.cleaned)}
+        found["given"] = {"accuracy": done.accuracy(done.given.labels)}
+        found["true"] = {"accuracy": done.accuracy(done.true)}
+    return {
+        "status": "finished",
+        "reason": None,
+        "curves": {},
+        "last": found,
+        "noise_rate": float((done.given.labels != done.true).mean()),
+        "trainings": done.count,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+class Trainings:
+    """The trainings that one run takes, all with the same network, epochs and settings."""
+
+    def __init__(self, run: Training, progress: Any) -> None:
+        data = load(run.data)
+        images = data.train.images[: run.images]
+        self.run, self.progress, self.count = run, progress, 0
+        self.true = data.train.labels[: run.images].numpy()
+        pixels = images.flatten(1).float() / 255
+        needs = {"features": pixels - pixels.mean(0)} if run.label_noise == "instance" else {}
+        noise = corrupt(
+            run.label_noise,
+            self.true,
+            run.noise_rate,
+            classes=data.classes,
+            seed=run.label_seed,
+            **needs,
+        )
+        names = tuple(str(k) for k in range(data.classes))
+        self.given = Examples(images, noise.noisy.numpy(), names)
+        self.test = Examples(data.test.images, data.test.labels.numpy(), names)
+
+    def train(self, examples: Examples, *, plain: bool = False, seed: int = 0) -> Any:
+        """One training, with neural variability or plain."""
+        run, images = self.run, self.given.inputs
+        shape = tuple(images.shape[1:])
+        network = build(
+            run.model,
+            classes=len(examples.names),
+            seed=run.seed + seed,
+            width=run.width or None,
+            shape=shape if len(shape) == 3 else (1, *shape),
+        )
+        self.count += 1
+        if images.ndim == 4:
+            network = network.to(memory_format=torch.channels_last)
+        return train_once(
+            network,
+            examples,
+            b=0.0 if plain else "auto",
+            epochs=run.epochs,
+            batch_size=run.batch,
+            lr=run.lr,
+            momentum=run.momentum,
+            weight_decay=run.weight_decay,
+            seed=run.seed + seed,
+            device="cpu",
+            precision=run.precision,
+            progress=self.told,
+        )
+
+    def told(self, share: float) -> None:
+        whole = 2 if self.run.auto_b else FOLDS + 3
+        if self.progress is not None:
+            self.progress(min(1.0, (self.count - 1 + share) / whole))
+
+    def in_folds(self) -> np.ndarray:
+        """Probabilities of each example from a network that has not seen it."""
+        labels, n = self.given.labels, len(self.given.labels)
+        fold = np.random.default_rng(self.run.seed).permutation(np.arange(n) % FOLDS)
+        found = np.zeros((n, len(self.given.names)))
+        for k in range(FOLDS):
+            seen, left = fold != k, fold == k
+            inputs = self.given.inputs
+            model, _ = self.train(
+                replace(self.given, inputs=inputs[seen], labels=labels[seen]), plain=True
+            )
+            rest = replace(self.given, inputs=inputs[left], labels=labels[left])
+            found[left] = probabilities_of(model, rest, precision=self.run.precision)
+        return found
+
+    def accuracy(self, labels: np.ndarray) -> float:
+        """Test accuracy after plain training on some labels."""
+        model, _ = self.train(replace(self.given, labels=labels), plain=True, seed=1000)
+        p = probabilities_of(model, self.test, precision=self.run.precision)
+        return float((p.argmax(1) == self.test.labels).mean())
+
+
+def by_cleanlab(p: np.ndarray, labels: np.ndarray) -> LabelIssues:
+    """What cleanlab makes of probabilities, with its own defaults."""
+    from cleanlab.count import compute_confident_joint, estimate_joint
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
+    ours = judge_labels(p, labels)
+    joint = estimate_joint(labels, p, confident_joint=compute_confident_joint(labels, p))
+    rate = 1 - float(np.trace(joint))
+    return replace(
+        ours,
+        quality=get_label_quality_scores(labels, p),
+        flagged=np.asarray(find_label_issues(labels, p, n_jobs=1)),
+        noise_rate=replace(ours.noise_rate, value=rate, low=math.nan, high=math.nan),
+    )
+
+
+def judged(found: LabelIssues, done: Trainings) -> dict[str, float]:
+    """How right a judgement of labels is."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    wrong = done.given.labels != done.true
+    flagged = found.flagged
+    return {
+        "auroc": float(roc_auc_score(wrong, -found.quality)),
+        "average_precision": float(average_precision_score(wrong, -found.quality)),
+        "precision": float(wrong[flagged].mean()) if flagged.any() else math.nan,
+        "recall": float(flagged[wrong].mean()),
+        "rate_error": found.noise_rate.value - float(wrong.mean()),
+        "wrong_after": float((found.cleaned != done.true).mean()),
+    }
+
+
+# Tables.
+
+
+def collected(path: Path) -> dict[str, dict[str, dict[int, dict[str, float]]]]:
+    """Row, way, seed: numbers."""
+    lines = Results(path).lines()
+    found: dict[str, Any] = {}
+    for row in ROWS:
+        for run in runs(row, 20):
+            if run.key in lines:
+                for way, numbers in lines[run.key]["last"].items():
+                    found.setdefault(row, {}).setdefault(way, {})[run.seed] = numbers
+    return found
+
+
+def cell(numbers: Sequence[float], digits: int = 3) -> str:
+    if not numbers:
+        return "–"
+    mean = statistics.fmean(numbers)
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{mean:.{digits}f}{spread}"
+
+
+def head(*columns: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+
+
+def table(path: Path) -> str:
+    """Markdown: how labels are judged, and what training on corrected ones gives."""
+    found = collected(path)
+    parts = [
+        ["## Finding wrong labels", "", *judgements(found)],
+        ["## neuvar less cleanlab, seed by seed", "", *differences(found)],
+        ["## Training again, test accuracy in per cent", "", *trainings(found)],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def judgements(found: Any) -> list[str]:
+    columns = ("AUROC", "average precision", "precision", "recall", "error of the noise rate")
+    lines = head("labels", "way", "n", "trainings", *columns)
+    for row, ways in found.items():
+        for way, cost in (("ours", 1), ("cleanlab", FOLDS), ("cleanlab on one run", 1)):
+            seeds = ways.get(way, {})
+            cells = " | ".join(cell([s[m] for s in seeds.values()]) for m in MEASURES)
+            name = "neuvar, one run" if way == "ours" else way
+            lines.append(f"| {title(row)} | {name} | {len(seeds)} | {cost} | {cells} |")
+    return lines
+
+
+def differences(found: Any) -> list[str]:
+    lines = head("labels", "n", "AUROC", "average precision", "beyond two standard errors")
+    for row, ways in found.items():
+        seeds = sorted(ways.get("ours", {}).keys() & ways.get("cleanlab", {}).keys())
+        if len(seeds) < 2:
+            continue
+        said, cells = [], []
+        for measure in MEASURES[:2]:
+            gains = [ways["ours"][s][measure] - ways["cleanlab"][s][measure] for s in seeds]
+            mean = statistics.fmean(gains)
+            error = statistics.stdev(gains) / math.sqrt(len(gains))
+            cells.append(f"{mean:+.3f} ± {error:.3f} (s.e.)")
+            said.append("above" if mean > 2 * error else "below" if mean < -2 * error else "equal")
+        cells.append(", ".join(said))
+        lines.append(f"| {title(row)} | {len(seeds)} | {' | '.join(cells)} |")
+    return lines
+
+
+def trainings(found: Any) -> list[str]:
+    corrected = ("corrected by cleanlab", "corrected by neuvar")
+    closed = ("of the gap closed: cleanlab", "neuvar")
+    lines = head("labels", "n", "as given", *corrected, "true", *closed)
+    order = ("given", "cleanlab", "ours", "true")
+    for row, ways in found.items():
+        seeds = sorted(set.intersection(*(set(ways.get(way, {})) for way in order)))
+        if not seeds:
+            continue
+        numbers = {w: [100 * ways[w][s]["accuracy"] for s in seeds] for w in order}
+        ends = list(zip(numbers["given"], numbers["true"], strict=True))
+        cells = [cell(numbers[w], 1) for w in order]
+        for way in ("cleanlab", "ours"):
+            shares = [(x - g) / (t - g) for x, (g, t) in zip(numbers[way], ends, strict=True)]
+            cells.append(cell(shares, 2))
+        lines.append(f"| {title(row)} | {len(seeds)} | {' | '.join(cells)} |")
+    return lines
+
+
+def told(event: Any) -> None:
+    if event.kind != "progress":
+        run = event.run
+        what = (run.data, run.label_noise, run.noise_rate, run.optimizer, f"seed {run.seed}")
+        print(event.kind, *what, event.message or "", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--table", action="store_true", help="only write the tables")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    path = options.results / "cleaning.jsonl"
+    if not options.table:
+        every = [run for row in options.rows for run in runs(row, options.seeds)]
+        print(sweep(every, path, workers=options.workers, carry_out=carry_out, watch=told))
+    text = table(path)
+    (options.results / "cleaning.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

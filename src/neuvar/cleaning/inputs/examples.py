@@ -1,0 +1,189 @@
+"""Examples with labels from whatever holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+from neuvar.cleaning.inputs.arrays import read_inputs
+from neuvar.cleaning.inputs.folders import read_folder
+from neuvar.cleaning.inputs.labels import read_labels
+from neuvar.cleaning.inputs.pictures import is_picture, pixels_of, squares
+from neuvar.cleaning.issues import Array
+from neuvar.data import Dataset, Split
+from neuvar.measures.checks import whole_number
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples with a label each, in memory.
+
+    Attributes:
+        inputs: uint8 images of shape (n, height, width) or (n, channels, height, width), or
+            float32 features of shape (n, ...).
+        labels: int64 class numbers from 0, shape (n,).
+        names: the name of each class, by its number.
+        files: for images from a folder, the path of each below it, with forward slashes.
+    """
+
+    inputs: Tensor
+    labels: Array
+    names: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n, classes = len(self.inputs), len(self.names)
+        if self.labels.shape != (n,) or (self.files and len(self.files) != n):
+            raise ValueError(
+                f"inputs and labels must have the same length, got {n} and {len(self.labels)}"
+                + (f", and {len(self.files)} files" if self.files else "")
+            )
+        inside = (self.labels >= 0) & (self.labels < classes)
+        if self.labels.dtype != np.int64 or not inside.all():
+            raise ValueError(
+                f"labels must be int64 numbers from 0 to {classes - 1}, one for each name"
+            )
+        image = self.inputs.dtype == torch.uint8 and self.inputs.ndim in (3, 4)
+        if not image and self.inputs.dtype != torch.float32:
+            raise ValueError(
+                "inputs must be float32, or uint8 images of 3 or 4 dimensions, got "
+                f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_examples(
+    data: Any, *, size: int | None = None, names: Sequence[str] | None = None
+) -> Examples:
+    """Bring examples and their labels into memory, whatever they come as.
+
+    The classes are the labels that occur, in sorted order, unless they are known: from ``names``,
+    from a data set that knows the names of its classes, or from the folders of a folder. So labels
+    0, 5 and 9 are three classes with the names "0", "5" and "9"; with ten ``names`` they are three
+    of ten. Labels may be of any kind that can be sorted.
+
+    Images from a folder are grey if all are stored so, otherwise RGB; they are turned as their
+    camera says, and put on white where they are transparent. Each is scaled with antialiasing until
+    its longer side has ``size`` pixels, and lies in the middle of a black square: nothing is cut
+    off.
+
+    Args:
+        data: one of
+
+            - a pair of inputs and labels: arrays, tensors, lists, or what pandas has for them;
+            - :class:`neuvar.data.Split`, or :class:`neuvar.data.Dataset`, of which the training
+              part is read;
+            - a torch data set with a length whose items are pairs of an input and a label; inputs
+              may be pictures of Pillow's;
+            - the path of a folder with a folder of images for each class, for which see above;
+            - :class:`Examples`, which are returned as they are.
+        size: height and width of the images of a folder, or of pictures. By default the longer side
+            of all of them if it is the same and at most 64; otherwise 64.
+        names: the name of each class, by its number, in the order of a network's outputs; labels
+            are then numbers or names of these.
+
+    Returns:
+        The examples. Bytes that look like images stay bytes, with channels before height and width;
+        other numbers become float32. Memory is shared with ``data`` where that is possible.
+
+    >>> found = read_examples(([[0.5, 1.0], [0.1, 2.0], [0.2, 0.0]], ["no", "yes", "no"]))
+    >>> found.inputs.shape, found.labels.tolist(), found.names
+    (torch.Size([3, 2]), [0, 1, 0], ('no', 'yes'))
+    """
+    if size is not None:
+        size = whole_number("size", size, least=1)
+    if isinstance(data, Examples):
+        if size is not None or names is not None:
+            raise ValueError("size and names must be left out for Examples, which have their own")
+        return data
+    if isinstance(data, (str, os.PathLike)):
+        images, folders, known, files = read_folder(Path(data), size)
+        labels, every = read_labels(folders, known if names is None else names)
+        return Examples(images, labels, every, files)
+    inputs, given, own = _parts(data, size)
+    labels, every = read_labels(given, own if names is None else names)
+    found = _inputs(inputs, size)
+    if len(found) != len(labels):
+        raise ValueError(
+            f"inputs and labels must have the same length, got {len(found)} and {len(labels)}"
+        )
+    return Examples(found, labels, every)
+
+
+def _parts(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | None]:
+    """Inputs, labels, and the names of the classes if the data know them."""
+    if isinstance(data, Split):
+        return data.images, data.labels, None
+    if isinstance(data, Dataset):
+        names = data.class_names or tuple(map(str, range(data.classes)))
+        return data.train.images, data.train.labels, names
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1], None
+    plain = isinstance(data, (tuple, list, dict, np.ndarray, Tensor)) or hasattr(data, "to_numpy")
+    if isinstance(data, (IterableDataset, DataLoader)) or plain or not _has_items(data):
+        raise ValueError(
+            "data must be a pair (inputs, labels), a data set with a length and items, or the path "
+            f"of a folder, got {type(data).__name__}"
+        )
+    return _gathered(data, size)
+
+
+def _has_items(data: Any) -> bool:
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _gathered(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | None]:
+    """All items of a torch data set; pictures are made small at once."""
+    inputs, labels = [], []
+    for position in range(len(data)):
+        item = data[position]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise ValueError(
+                "items of data must be pairs of an input and a label, "
+                f"got {type(item).__name__} at position {position}"
+            )
+        inputs.append(_small(item[0], size))
+        labels.append(item[1])
+    while isinstance(data, Subset):
+        data = data.dataset
+    names = getattr(data, "classes", None)
+    known = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    return inputs, labels, names if known and names else None
+
+
+class _Pixels(NamedTuple):
+    """What is kept of a picture."""
+
+    array: Array
+
+
+def _small(value: Any, size: int | None) -> Any:
+    return _Pixels(pixels_of(value, size)) if is_picture(value) else value
+
+
+def _inputs(values: Any, size: int | None) -> Tensor:
+    """Inputs as a tensor, pictures as squares."""
+    if isinstance(values, (list, tuple)):
+        values = [_small(value, size) for value in values]
+        pictures = [value.array for value in values if isinstance(value, _Pixels)]
+        if pictures and len(pictures) < len(values):
+            raise ValueError(
+                f"inputs must all be pictures, or none, got {len(pictures)} of {len(values)}"
+            )
+        if pictures:
+            return squares(pictures, size)
+    if size is not None:
+        raise ValueError(
+            f"size is for pictures and folders of images; other inputs have their size, got {size}"
+        )
+    return read_inputs(values)

@@ -1,0 +1,27 @@
+"""Networks for people who bring none."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from neuvar.cleaning.inputs import Examples
+from neuvar.models import build, mlp
+
+HIDDEN = 1024
+"""Units of the two hidden layers of a fully connected network, as in the paper."""
+GREY_PIXELS = 32
+"""Grey images that are larger than this go to a convolutional network."""
+
+
+def network_for(examples: Examples, *, seed: int) -> nn.Module:
+    """The paper's fully connected network for features and small grey images, else a small ResNet.
+
+    The fully connected one has two hidden layers of 1024 units; the ResNet is a ResNet-10 of width
+    16, which a CPU can train.
+    """
+    shape, classes = tuple(examples.inputs.shape[1:]), len(examples.names)
+    images = examples.inputs.dtype.is_floating_point is False
+    grey = len(shape) == 2 or shape[:1] == (1,)
+    if images and not (grey and max(shape) <= GREY_PIXELS):
+        return build("resnet-10", classes=classes, seed=seed, shape=(1, *shape)[-3:])
+    return mlp((examples.inputs[0].numel(), HIDDEN, HIDDEN, classes), seed=seed)

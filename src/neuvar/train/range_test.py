@@ -1,0 +1,219 @@
+"""Which b? A short training and a look at the loss around the scale it led to."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from neuvar.measures.batches import Batches
+from neuvar.measures.checks import whole_number
+from neuvar.measures.curve import Curve, variability_curve
+from neuvar.measures.variability import neural_variability
+from neuvar.optim import NVRM
+from neuvar.optim.auto import SHARE
+from neuvar.train.evaluation import Loss
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FACTORS = tuple(2.0 ** (k / 2) for k in range(-6, 7))
+"""Where the loss is looked at, times the scale that training led to: an eighth to eight times."""
+LOOKED_AT = 500
+"""On how many examples, at most."""
+DRAWS = 8
+LEAST = 0.01
+"""Share of the loss that must have been learned for its curve to say anything."""
+
+
+@dataclass(frozen=True)
+class FoundB:
+    """A suggestion for b.
+
+    Attributes:
+        b: the suggestion.
+        curve: loss against b, at the weights after the short training.
+        first: the loss before it.
+        steps: how many steps it had.
+        because: why this b, in a sentence.
+    """
+
+    b: float
+    curve: Curve
+    first: float
+    steps: int
+    because: str
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the loss against b, and the place that was chosen."""
+        ax = self.curve.plot(ax)
+        top = max(self.first, min(point.perturbed for point in self.curve.points)) * 1.15
+        ax.axhline(self.first, color="0.6", linewidth=1, linestyle=":")
+        ax.annotate(
+            "before training",
+            (self.curve.b[0], self.first),
+            xytext=(0, 3),
+            textcoords="offset points",
+            color="0.4",
+            fontsize="small",
+        )
+        ax.axvline(self.b, color="C1", linewidth=1.5)
+        ax.annotate(
+            f"b = {self.b:.2g}",
+            (self.b, 0),
+            xytext=(4, 6),
+            textcoords="offset points",
+            color="C1",
+        )
+        ax.set_xscale("log")
+        ax.set_ylim(0, top)
+        return ax
+
+
+def find_b(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    epochs: int = 30,
+    optimizer: Callable[[Any], Optimizer] | None = None,
+    batch_size: int = 128,
+    noise: str = "gaussian",
+    seed: int = 0,
+) -> FoundB:
+    r"""Suggest b for a training, within a tenth of it.
+
+    A copy of the model is trained for a tenth of the epochs with ``b="auto"``. Then its loss is
+    measured at scales of noise around the one that this led to, and b is taken where the curve
+    becomes too steep: where one more e-fold of b would cost a fixed share of what was learned,
+
+    .. math:: \frac{\partial L}{\partial \log b} = s\,(L_0 - L(b)),
+
+    which is the rule of :class:`neuvar.optim.auto.AutoB`.
+
+    Args:
+        model: any network; it is left as it is.
+        loss: a mean over the examples of a batch.
+        data: a pair of tensors, a ``DataLoader``, or a list or another iterable of batches that
+            can be gone through many times.
+        epochs: how many the real training will have.
+        optimizer: makes the inner optimizer of the real training from parameters; SGD with a
+            learning rate of .1 and a momentum of .9 by default.
+        batch_size: of a pair of tensors.
+        noise: family of the noise.
+        seed: of the noise, and of the order of a pair of tensors.
+
+    >>> from neuvar.data import mnist_excerpt
+    >>> from neuvar.models import mlp
+    >>> train = mnist_excerpt().train
+    >>> data = train.images.flatten(1) / 255, train.labels
+    >>> found = find_b(mlp((784, 64, 10), seed=0), nn.functional.cross_entropy, data)
+    >>> 0.005 < found.b < 0.5
+    True
+    """
+    epochs = whole_number("epochs", epochs, least=1)
+    data = _shuffled(data, seed)
+    trained = copy.deepcopy(model).train()
+    inner = (optimizer or _plain_sgd)(trained.parameters())
+    noisy = NVRM(inner, b="auto", noise=noise, seed=seed)
+    batches = Batches(data, batch_size=batch_size, model=trained)
+    count = _length(batches)
+    steps = max(1, epochs * count // 10)
+    with batches.one_pass() as one:
+        some = _first(one, LOOKED_AT)
+    first = neural_variability(trained, loss, some, b=0.0, draws=4).clean
+    _train(trained, loss, _forever(batches), noisy, steps)
+    noisy.eval()
+    b = noisy.param_groups[0]["b"]
+    curve = variability_curve(
+        trained, loss, some, b=[b * f for f in FACTORS], draws=DRAWS, noise=noise, seed=seed
+    )
+    chosen, because = _chosen(curve, first)
+    return FoundB(chosen, curve, first, steps, f"After {steps} steps {because}")
+
+
+def _plain_sgd(params: Any) -> Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def _shuffled(data: Any, seed: int) -> Any:
+    """A pair of tensors in random order; anything else has its own."""
+    pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
+    if not pair or not all(part.ndim for part in data) or len(data[0]) != len(data[1]):
+        return data
+    order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(seed))
+    return tuple(part[order.to(part.device)] for part in data)
+
+
+def _length(batches: Batches) -> int:
+    with batches.one_pass() as one:
+        count = sum(1 for _ in one)
+    if not count:
+        raise ValueError("data is empty; a training needs at least one batch")
+    return count
+
+
+def _forever(batches: Batches) -> Iterator[Any]:
+    while True:
+        with batches.one_pass() as one:
+            yield from one
+
+
+def _train(
+    model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM, steps: int
+) -> None:
+    for inputs, targets in itertools.islice(batches, steps):
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        if not math.isfinite(float(value.detach())):
+            raise ValueError("the loss is not finite; try a smaller learning rate")
+        value.backward()
+        optimizer.tell(value)
+        optimizer.step()
+
+
+def _first(batches: Iterator[Any], examples: int) -> list[Any]:
+    """The first batches, which have about so many examples."""
+    found: list[Any] = []
+    for inputs, targets in batches:
+        left = examples - sum(len(y) for _, y in found)
+        if left <= 0:
+            break
+        found.append((inputs[:left], targets[:left]))
+    return found
+
+
+def _chosen(curve: Curve, first: float) -> tuple[float, str]:
+    """Where the curve is steeper than its price, and why that is the place."""
+    logs = [math.log(b) for b in curve.b]
+    heights = [point.perturbed for point in curve.points]
+    learned = first - heights[0]
+    if not learned > LEAST * abs(first):
+        raise ValueError(
+            f"nothing was learned: the loss was {first:.3g} before and {heights[0]:.3g} after a "
+            "tenth of the training; try another learning rate, or more epochs"
+        )
+    before = (logs[0], -1.0)
+    for (x, low), (y, high) in itertools.pairwise(zip(logs, heights, strict=True)):
+        middle, cost = (x + y) / 2, (high - low) / (y - x)
+        price = SHARE * (first - (low + high) / 2)
+        excess = 1.0 if price <= 0 else cost / price - 1
+        if not math.isfinite(excess) or excess >= 0:
+            share = -before[1] / (min(excess, 10.0) - before[1]) if math.isfinite(excess) else 0.0
+            b = math.exp(before[0] + share * (middle - before[0]))
+            return b, (
+                f"the loss had fallen from {first:.3g} to {heights[0]:.3g} under little noise; "
+                f"beyond b = {b:.2g} each e-fold of b would cost over {SHARE:g} of what was learned"
+            )
+        before = (middle, excess)
+    return curve.b[-1], (
+        f"noise up to b = {curve.b[-1]:.2g}, the largest that was looked at, costs less than a "
+        f"share of {SHARE:g} of what was learned"
+    )

@@ -1,0 +1,367 @@
+"""The classifier for scikit-learn, held to scikit-learn's own checks and to cleanlab's tools."""
+
+import importlib.util
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+
+import cleanlab.filter
+import cleanlab.rank
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from neuvar.cleaning import LabelIssues
+from neuvar.cleaning.estimator import NVRMClassifier, _seed
+from neuvar.cleaning.finding import find_label_issues
+from neuvar.models import mlp
+
+SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
+
+
+@parametrize_with_checks([NVRMClassifier(**SETTINGS)])
+def test_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_of_scikit_learn_that_needs_a_process_of_its_own():
+    """scipy reads the variable when it is imported; without it the check above is left out."""
+    code = f"""
+from sklearn.utils.estimator_checks import check_array_api_input
+from neuvar.cleaning.estimator import NVRMClassifier
+check_array_api_input(
+    "NVRMClassifier", NVRMClassifier(**{SETTINGS}), array_namespace="numpy",
+    expect_only_array_outputs=False,
+)
+print("passed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"SCIPY_ARRAY_API": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "passed\n"
+
+
+def small(features, classes, seed):
+    return mlp((features, 16, classes), seed=seed)
+
+
+def classifier(**change):
+    return NVRMClassifier(**{"model": small, **SETTINGS, **change})
+
+
+def examples(n=240, classes=3, wrong=0.1, seed=0):
+    """Features of well separated classes, their true labels, and labels some of which are wrong."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, classes, n)
+    features = rng.normal(size=(n, 6)) + 4 * np.eye(6)[true]
+    given = true.copy()
+    flipped = rng.choice(n, round(wrong * n), replace=False)
+    given[flipped] = (given[flipped] + 1) % classes
+    return features, true, given
+
+
+class TestLabelIssues:
+    def test_wrong_labels_are_found_and_not_learned(self):
+        features, true, given = examples()
+        found = classifier(epochs=20).fit(features, given)
+        assert isinstance(found.label_issues_, LabelIssues)
+        wrong = given != true
+        assert wrong[found.label_issues_.ranked[: wrong.sum()]].mean() > 0.9
+        assert found.label_issues_.flagged[wrong].mean() > 0.9
+        assert found.label_issues_.flagged[~wrong].mean() < 0.05
+        assert found.score(features, true) > 0.97
+        fresh, labels, _ = examples(seed=1)
+        assert found.score(fresh, labels) > 0.95
+
+    def test_attributes(self):
+        features, _, given = examples()
+        words = np.array(["a", "b", "c"])[given]
+        found = classifier().fit(features, words)
+        issues = found.label_issues_
+        assert found.classes_.tolist() == ["a", "b", "c"]
+        assert (found.predict(features) == words).mean() > 0.8
+        assert issues.names == ("a", "b", "c")
+        assert (found.classes_[issues.labels] == words).all()
+        assert found.probabilities_ is issues.probabilities
+        assert found.label_quality_ is issues.quality
+        assert found.probabilities_.shape == (240, 3)
+        assert found.n_features_in_ == 6
+        assert isinstance(found.model_, nn.Module)
+        assert not found.model_.training
+        assert not any(p.requires_grad for p in found.model_.parameters())
+
+    def test_names_of_features_are_kept(self):
+        features, _, given = examples()
+        frame = pd.DataFrame(features, columns=list("uvwxyz"))
+        found = classifier().fit(frame, pd.Series(given))
+        assert found.feature_names_in_.tolist() == list("uvwxyz")
+        assert (found.predict(frame) == classifier().fit(features, given).predict(features)).all()
+
+    def test_it_is_what_find_label_issues_finds(self):
+        """On features that are standard already, with the same network and seed."""
+        features, _, given = examples()
+        features = (features - features.mean(0)) / features.std(0)
+        found = classifier(random_state=3).fit(features, given).label_issues_
+        settings = SETTINGS | {"seed": 3}
+        other = find_label_issues(small(6, 3, 3), (features, given), **settings)
+        np.testing.assert_allclose(found.probabilities, other.probabilities, rtol=0, atol=1e-5)
+        assert (found.labels == other.labels).all()
+
+
+class TestCleanlab:
+    def test_quality_is_its_normalized_margin(self):
+        features, _, given = examples()
+        issues = classifier().fit(features, given).label_issues_
+        scores = cleanlab.rank.get_label_quality_scores(
+            issues.labels, issues.probabilities, method="normalized_margin"
+        )
+        np.testing.assert_allclose(issues.quality, scores, rtol=0, atol=1e-15)
+        order = cleanlab.rank.order_label_issues(
+            np.ones(240, dtype=bool),
+            issues.labels,
+            issues.probabilities,
+            rank_by="normalized_margin",
+        )
+        np.testing.assert_allclose(
+            issues.quality[order], np.sort(issues.quality), rtol=0, atol=1e-15
+        )
+
+    def test_its_search_by_the_most_probable_class_finds_what_we_flag(self):
+        features, _, given = examples()
+        issues = classifier(epochs=20).fit(features, given).label_issues_
+        mask = cleanlab.filter.find_label_issues(
+            issues.labels, issues.probabilities, filter_by="predicted_neq_given", n_jobs=1
+        )
+        assert (mask == issues.flagged).all()
+        assert mask.any()
+
+    @pytest.mark.parametrize("method", ["prune_by_noise_rate", "confident_learning"])
+    def test_its_own_search_takes_our_probabilities(self, method):
+        features, true, given = examples()
+        issues = classifier(epochs=20).fit(features, given).label_issues_
+        mask = cleanlab.filter.find_label_issues(
+            issues.labels, issues.probabilities, filter_by=method, n_jobs=1
+        )
+        wrong = given != true
+        assert mask[wrong].mean() > 0.4
+        assert mask[~wrong].mean() < 0.02
+
+
+class TestFit:
+    def test_the_seed_decides_and_global_generators_are_left_alone(self):
+        features, _, given = examples()
+        torch.manual_seed(5)
+        before, state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        one, same = (classifier(random_state=7).fit(features, given) for _ in range(2))
+        other = classifier(random_state=8).fit(features, given)
+        assert (one.probabilities_ == same.probabilities_).all()
+        assert (one.predict_proba(features) == same.predict_proba(features)).all()
+        assert (one.probabilities_ != other.probabilities_).any()
+        assert torch.equal(torch.get_rng_state(), before)
+        assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
+
+    def test_seeds(self):
+        assert _seed(7) == _seed(np.int64(7)) == 7
+        assert _seed(2**32 - 1) == 2**32 - 1
+        assert _seed(None) != _seed(None)
+        for make in (np.random.RandomState, np.random.default_rng):
+            generator = make(0)
+            drawn = [_seed(generator) for _ in range(50)]
+            assert len(set(drawn)) == 50
+            assert all(0 <= seed < 2**32 for seed in drawn)
+            assert max(drawn) > 2**31
+            assert _seed(make(0)) == drawn[0]
+
+    def test_units_of_features_do_not_matter(self):
+        features, _, given = examples()
+        scaled = features * np.array([1e-6, 1e6, 3, -1, 1, 1e3]) + np.array([0, 5, 1e4, 0, 7, 0])
+        one = classifier(weight_decay=0.0).fit(features, given).predict_proba(features)
+        # A feature with its sign changed is another one, so that is changed back.
+        scaled[:, 3] *= -1
+        other = classifier(weight_decay=0.0).fit(scaled, given).predict_proba(scaled)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+    def test_a_feature_that_is_the_same_everywhere(self):
+        features, true, given = examples()
+        features[:, 5] = 12.5
+        assert classifier(epochs=20).fit(features, given).score(features, true) > 0.9
+
+    def test_a_prediction_does_not_depend_on_its_company(self, monkeypatch):
+        features, _, given = examples()
+        found = NVRMClassifier(**SETTINGS).fit(features, given)
+        together = found.predict_proba(features)
+        apart = np.concatenate([found.predict_proba(row[None]) for row in features])
+        np.testing.assert_allclose(together, apart, rtol=0, atol=1e-13)
+        monkeypatch.setattr("neuvar.cleaning.estimator.AT_ONCE", 7)
+        np.testing.assert_allclose(together, found.predict_proba(features), rtol=0, atol=1e-13)
+
+    def test_a_network_may_be_given(self):
+        features, true, given = examples()
+        given_network = small(6, 3, 0)
+        before = [p.clone() for p in given_network.parameters()]
+        found = classifier(model=given_network, epochs=20).fit(features, given)
+        after = given_network.parameters()
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert found.model_ is not given_network
+        assert given_network.training
+        assert found.score(features, true) > 0.9
+        assert next(found.model_.parameters()).dtype == torch.float32
+        # The network that a function makes from the same seed is the same one.
+        made = classifier(epochs=20).fit(features, given)
+        assert (made.probabilities_ == found.probabilities_).all()
+
+    def test_a_function_is_told_what_the_network_is_for(self):
+        features, _, given = examples()
+        asked = []
+
+        def make(*arguments):
+            asked.append(arguments)
+            return small(*arguments)
+
+        classifier(model=make, random_state=11).fit(features, given)
+        assert asked == [(6, 3, 11)]
+
+    def test_progress_is_told(self):
+        features, _, given = examples()
+        told = []
+        classifier(progress=told.append).fit(features, given)
+        assert told == sorted(told)
+        assert told[-1] == 1
+
+    def test_arguments_reach_the_training(self, monkeypatch):
+        """Every argument, under its name; only the seed has scikit-learn's."""
+        called = {}
+
+        def train(network, data, **arguments):
+            called.update(arguments, data=data)
+            n, classes = len(data), len(data.names)
+            return network, np.full((n, classes), 1 / classes)
+
+        monkeypatch.setattr("neuvar.cleaning.estimator.train_once", train)
+        chosen = {
+            "b": 0.7,
+            "epochs": 3,
+            "batch_size": 5,
+            "lr": 0.2,
+            "momentum": 0.3,
+            "weight_decay": 0.4,
+            "device": "cpu",
+            "precision": "bf16",
+            "progress": print,
+        }
+        features, _, given = examples()
+        NVRMClassifier(**chosen, random_state=9).fit(features, given)
+        data = called.pop("data")
+        assert called == chosen | {"seed": 9}
+        standard = data.inputs.double()
+        torch.testing.assert_close(standard.mean(0), torch.zeros(6).double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            standard.std(0, correction=0), torch.ones(6).double(), rtol=0, atol=1e-6
+        )
+
+    def test_names_and_defaults_are_those_of_find_label_issues(self):
+        ours = inspect.signature(NVRMClassifier).parameters
+        theirs = dict(inspect.signature(find_label_issues).parameters)
+        theirs["random_state"] = theirs.pop("seed")
+        assert set(ours) == set(theirs) - {"data", "trained", "names"}
+        for name in set(ours) - {"model"}:
+            assert ours[name].default == theirs[name].default
+
+
+class TestUse:
+    def test_clone_and_search(self):
+        features, _, given = examples(n=90)
+        for model in (None, small, small(6, 3, 0)):
+            twin = clone(classifier(model=model))
+            assert not hasattr(twin, "classes_")
+            assert type(twin.model) is type(model)
+        search = GridSearchCV(classifier(), {"b": [0.0, 0.02], "lr": [0.05]}, cv=2)
+        assert search.fit(features, given).best_params_["lr"] == 0.05
+        held_out = cross_val_predict(classifier(), features, given, cv=2, method="predict_proba")
+        np.testing.assert_allclose(held_out.sum(1), 1)
+
+    def test_a_fitted_one_can_be_pickled(self):
+        features, _, given = examples()
+        found = classifier().fit(features, given)
+        again = pickle.loads(pickle.dumps(found))
+        assert (again.predict_proba(features) == found.predict_proba(features)).all()
+        assert (again.label_issues_.ranked == found.label_issues_.ranked).all()
+
+    def test_fitting_again_forgets_what_was_before(self):
+        features, _, given = examples()
+        found = classifier().fit(features[:, :2], given == 0)
+        assert found.classes_.tolist() == [False, True]
+        found.fit(features, given)
+        assert (found.probabilities_ == classifier().fit(features, given).probabilities_).all()
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"model": 3}, r"model must be None, a torch\.nn\.Module or a function .* got 3"),
+            ({"model": lambda *_: "net"}, "that returns one, got 'net'"),
+            ({"model": nn.Linear(6, 4)}, "one score for each of 3 classes"),
+            ({"random_state": -1}, r"random_state must be a whole number from 0 to 2\*\*32 - 1"),
+            ({"random_state": 2**32}, "got 4294967296"),
+            ({"random_state": 1.0}, r"got 1\.0"),
+            ({"random_state": True}, "got True"),
+            ({"epochs": 0}, "epochs must be"),
+            ({"batch_size": 0}, "batch_size must be"),
+            ({"b": -1.0}, "b must be"),
+            ({"precision": "half"}, "precision must be one of"),
+        ],
+    )
+    def test_bad_arguments_get_a_sentence(self, change, sentence):
+        features, _, given = examples(n=30)
+        with pytest.raises(ValueError, match=sentence):
+            classifier(**change).fit(features, given)
+
+    @pytest.mark.parametrize(
+        ("labels", "sentence"),
+        [
+            (["a", None, "b", "a", "", "b"], "2 of 6 are missing, the first one at position 1"),
+            (["a", np.nan, "b", "a", "b", "b"], "NaN|missing"),
+            (pd.Series(["a", None, "b", "a", "b", "b"]), "NaN|missing"),
+            ([1.0, np.nan, 2, 1, 2, 1], "NaN"),
+            (["a"] * 6, "all examples have the one class 'a'"),
+            ([0.5, 1, 2, 3, 4, 5], "Unknown label type"),
+            (["a", 1, "b", 2, "a", 1], "one kind that can be sorted"),
+            ([[0, 1]] * 6, "one number or name for each example"),
+            ([0, 1], "inconsistent numbers of samples"),
+        ],
+    )
+    def test_bad_labels_get_a_sentence(self, labels, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            classifier().fit(examples(n=6)[0], labels)
+
+    def test_bad_features_get_a_sentence(self):
+        features, _, given = examples()
+        for bad in (np.nan, np.inf):
+            changed = features.copy()
+            changed[3, 2] = bad
+            with pytest.raises(ValueError, match=r"NaN|infinity"):
+                classifier().fit(changed, given)
+        with pytest.raises(ValueError, match=r"X has values that are too large .* 1e\+200"):
+            classifier().fit(np.where(features > 0, 1e200, -1e200), given)
+        with pytest.raises(ValueError, match="dim 3"):
+            classifier().fit(features.reshape(240, 2, 3), given)
+        found = classifier().fit(features, given)
+        with pytest.raises(ValueError, match="too large"):
+            found.predict(features * 1e300)
+
+    def test_without_scikit_learn_there_is_a_sentence(self, monkeypatch):
+        place = importlib.util.find_spec("neuvar.cleaning.estimator").origin
+        monkeypatch.setitem(sys.modules, "sklearn.base", None)
+        spec = importlib.util.spec_from_file_location("another", place)
+        with pytest.raises(ImportError, match=r'pip install "neuvar\[sklearn\]"'):
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -1,0 +1,237 @@
+"""Finding wrong labels by one training run: what it finds, and what it leaves alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import neuvar
+from neuvar import find_label_issues
+from neuvar.cleaning import read_examples
+from neuvar.cleaning.finding import History, feed, probabilities_of, train_once
+from neuvar.cleaning.networks import network_for
+from neuvar.data import Split, mnist_excerpt
+from neuvar.labels import corrupt
+from neuvar.models import mlp
+from tests.toy import same
+
+QUICK = {"epochs": 6, "batch_size": 32, "lr": 0.05}
+
+
+def blobs(n=300, classes=3, rate=0.2, seed=0):
+    """Points around corners, some of which have the label of the next one."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(classes, size=n)
+    x = rng.normal(size=(n, 5)) * 0.5
+    x[np.arange(n), true] += 3
+    given = corrupt("pair", true, rate, classes=classes, seed=seed)
+    return x.astype(np.float32), given.noisy.numpy(), given.mask.numpy()
+
+
+def network(classes=3):
+    return mlp((5, 32, classes), seed=0)
+
+
+def found_in(data, **options):
+    return find_label_issues(network(), data, **(QUICK | {"b": 0.05} | options))
+
+
+class TestWhatIsFound:
+    @pytest.mark.parametrize("b", [0.05, "auto"])
+    def test_planted_errors(self, b):
+        x, y, wrong = blobs()
+        found = found_in((x, y), b=b)
+        assert (found.flagged == wrong).mean() > 0.97
+        assert wrong[found.ranked[: wrong.sum()]].mean() > 0.95
+        assert (found.suggested == (y - wrong) % 3).mean() > 0.97
+        assert found.noise_rate.low < 0.2 < found.noise_rate.high
+        assert found.transition.matrix == pytest.approx(
+            np.array([[0.8, 0.2, 0], [0, 0.8, 0.2], [0.2, 0, 0.8]]), abs=0.1
+        )
+
+    @pytest.mark.slow
+    def test_on_digits_one_run_is_better_than_chance_by_far(self):
+        train = mnist_excerpt().train
+        given = corrupt("pair", train.labels, 0.4, classes=10, seed=0)
+        data = train.images, given.noisy
+        found = find_label_issues(mlp((784, 256, 256, 10), seed=0), data, epochs=12)
+        wrong = given.mask.numpy()
+        assert wrong[found.flagged].mean() > 0.75
+        assert found.flagged[wrong].mean() > 0.75
+        assert abs(found.noise_rate.value - 0.4) < 0.08
+
+    def test_the_seed_decides(self):
+        x, y, _ = blobs()
+        one, again, other = (found_in((x, y), seed=seed) for seed in (0, 0, 1))
+        assert (one.probabilities == again.probabilities).all()
+        assert (one.probabilities != other.probabilities).any()
+
+    def test_the_kinds_of_data_agree(self):
+        x, y, _ = blobs()
+        tensors = torch.from_numpy(x), torch.from_numpy(y)
+        first = found_in((x, y))
+        for data in (
+            tensors,
+            TensorDataset(*tensors),
+            read_examples((x, y)),
+            (x.tolist(), list(y)),
+        ):
+            assert (found_in(data).probabilities == first.probabilities).all()
+        split = mnist_excerpt().train
+        few = Split(split.images[:100], split.labels[:100])
+        model = mlp((784, 8, 10), seed=0)
+        one = find_label_issues(model, few, b=0.01, epochs=1)
+        other = find_label_issues(model, (few.images, few.labels), b=0.01, epochs=1)
+        assert (one.probabilities == other.probabilities).all()
+
+    def test_names(self):
+        x, y, _ = blobs()
+        words = np.array(["ant", "bee", "cow"])
+        assert found_in((x, words[y])).names == ("ant", "bee", "cow")
+        assert found_in((x, y), names=["A", "B", "C"]).names == ("A", "B", "C")
+        assert (found_in((x, words[y])).labels == y).all()
+
+    def test_a_trained_model_is_taken_as_it_is(self):
+        x, y, wrong = blobs()
+        examples = read_examples((x, y))
+        model, _ = train_once(
+            network(), examples, b=0.05, momentum=0.9, weight_decay=0.0, seed=0, device="cpu",
+            precision="float32", **QUICK,
+        )  # fmt: skip
+        found = find_label_issues(model, (x, y), trained=True)
+        with torch.no_grad():
+            p = torch.softmax(model(torch.from_numpy(x)).double(), 1).numpy()
+        assert found.probabilities == pytest.approx(p, abs=1e-6)
+        assert (found.flagged == wrong).mean() > 0.95
+
+    def test_probabilities_from_elsewhere(self):
+        p, y = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], [0, 1, 1]
+        for data in (y, np.array(y), torch.tensor(y)):
+            found = find_label_issues(np.array(p), data)
+            assert found.flagged.tolist() == [False, True, False]
+        inputs = np.zeros((3, 2), dtype=np.float32)
+        assert find_label_issues(torch.tensor(p), (inputs, y)).flagged.tolist() == [
+            False,
+            True,
+            False,
+        ]
+
+
+class TestHowItTrains:
+    def test_the_history_is_the_mean_of_what_was_seen(self):
+        history = History(4, 2, torch.device("cpu"))
+        batch = (None, None, torch.tensor([2, 0]))
+        history(batch, torch.tensor([[0.0, 0.0], [10.0, -10.0]]))
+        history((None, None, torch.tensor([2, 1, 3])), torch.full((3, 2), 1.0))
+        found = history.mean()
+        assert found[[1, 2, 3]] == pytest.approx(0.5)
+        assert found[0] == pytest.approx([1, 0], abs=1e-8)
+
+    def test_every_example_is_seen_once_in_each_epoch(self, monkeypatch):
+        seen = []
+        original = History.__call__
+
+        def spy(self, batch, scores):
+            seen.append(batch[2])
+            original(self, batch, scores)
+
+        monkeypatch.setattr(History, "__call__", spy)
+        x, y, _ = blobs(n=50)
+        found_in((x, y), epochs=3, batch_size=16)
+        epochs = [torch.cat(seen[k : k + 4]) for k in range(0, len(seen), 4)]
+        assert len(epochs) == 3
+        assert all(sorted(e.tolist()) == list(range(50)) for e in epochs)
+        assert not torch.equal(epochs[0], epochs[1])
+
+    def test_the_model_and_the_generators_are_left_alone(self):
+        x, y, _ = blobs()
+        model = network()
+        before, state = copy.deepcopy(model), torch.get_rng_state()
+        find_label_issues(model, (x, y), b=0.05, **QUICK)
+        assert same(model.parameters(), before.parameters())
+        assert model.training
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_progress(self):
+        told = []
+        x, y, _ = blobs()
+        found_in((x, y), progress=told.append)
+        assert told == sorted(told)
+        assert told[-1] == 1
+
+    def test_batches_of_features_and_of_images(self):
+        x, y, _ = blobs(n=10)
+        examples = read_examples((x, y))
+        inputs, labels, numbers = next(iter(feed(examples, 4, device="cpu", seed=3).epoch(0)))
+        assert torch.equal(inputs, examples.inputs[numbers])
+        assert labels.tolist() == y[numbers].tolist()
+        part = list(feed(examples, 4, device="cpu", seed=3).epoch(0, start=1))
+        assert len(part) == 2
+        images = read_examples((np.arange(160, dtype=np.uint8).reshape(10, 4, 4), y))
+        pixels = torch.cat([b[0] for b in feed(images, 4, device="cpu", shuffle=False).epoch(0)])
+        assert pixels.shape == (10, 1, 4, 4)
+        assert float(pixels.mean()) == pytest.approx(0, abs=1e-5)
+
+    def test_whatever_is_evaluated_is_in_its_order(self):
+        x, y, _ = blobs(n=1100)
+        model = network()
+        found = probabilities_of(model, read_examples((x, y)))
+        with torch.no_grad():
+            p = torch.softmax(model(torch.from_numpy(x)).double(), 1).numpy()
+        assert found == pytest.approx(p, abs=1e-6)
+
+
+class TestNetworks:
+    @pytest.mark.parametrize(
+        ("inputs", "kind"),
+        [
+            (np.zeros((6, 7), np.float32), "mlp"),
+            (np.zeros((6, 28, 28), np.uint8), "mlp"),
+            (np.zeros((6, 1, 32, 32), np.uint8), "mlp"),
+            (np.zeros((6, 64, 64), np.uint8), "resnet"),
+            (np.zeros((6, 3, 32, 32), np.uint8), "resnet"),
+        ],
+    )
+    def test_one_for_each_kind_of_data(self, inputs, kind):
+        examples = read_examples((inputs, [0, 1, 2, 0, 1, 2]))
+        model = network_for(examples, seed=0)
+        first = next(iter(feed(examples, 6, device="cpu", shuffle=False).epoch(0)))[0]
+        assert model(first).shape == (6, 3)
+        convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+        assert bool(convolutions) == (kind == "resnet")
+        assert same(model.parameters(), network_for(examples, seed=0).parameters())
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("model", "options", "word"),
+        [
+            (network(4), {}, r"one score for each of 3 classes, shape \(2, 3\) .* got \(2, 4\)"),
+            (network(), {"epochs": 0}, "epochs"),
+            (network(), {"b": -1.0}, "b must be"),
+            (network(), {"b": "best"}, "b must be"),
+            (network(), {"batch_size": 0}, "batch_size"),
+            (network(), {"precision": "int8"}, "precision"),
+            (network(), {"names": ["a"]}, "names"),
+            (network(), {"lr": 1e30, "b": 0.0, "epochs": 9}, "diverged"),
+        ],
+        ids=["scores", "epochs", "b", "b word", "batch", "precision", "names", "lr"],
+    )
+    def test_a_sentence(self, model, options, word):
+        x, y, _ = blobs(n=60)
+        with pytest.raises(ValueError, match=word):
+            find_label_issues(model, (x, y), **({"b": 0.01, "epochs": 1} | options))
+
+    def test_one_class(self):
+        with pytest.raises(ValueError, match="class"):
+            found_in((np.zeros((5, 5), np.float32), [1] * 5))
+
+    def test_the_top_of_the_library(self):
+        assert neuvar.find_label_issues is find_label_issues
+        assert neuvar.cleaning.NVRMClassifier.__name__ == "NVRMClassifier"
+        with pytest.raises(AttributeError, match="has no attribute 'Other'"):
+            _ = neuvar.cleaning.Other

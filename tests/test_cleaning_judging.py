@@ -1,0 +1,206 @@
+"""From probabilities to judgements: closed forms, limits, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuvar.cleaning import judge_labels
+from neuvar.cleaning.judging import normalized_margin
+from neuvar.measures import Proportion
+
+
+def sure(classes, count, *, given, true, certainty=1.0):
+    """Examples of which a network is equally sure."""
+    p = np.full((count, classes), (1 - certainty) / (classes - 1))
+    p[:, true] = certainty
+    return p, np.full(count, given)
+
+
+def together(*parts):
+    p, y = zip(*parts, strict=True)
+    return np.concatenate(p), np.concatenate(y)
+
+
+def noisy(rng, n=600, classes=4, rate=0.3):
+    """A network that is right and sure, and labels of which a share went to the next class."""
+    true = rng.integers(classes, size=n)
+    wrong = rng.random(n) < rate
+    p = np.full((n, classes), 0.02)
+    p[np.arange(n), true] = 1 - 0.02 * (classes - 1)
+    return p, np.where(wrong, (true + 1) % classes, true), wrong
+
+
+class TestOneExample:
+    def test_flag_suggestion_and_quality(self):
+        found = judge_labels([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]], [0, 2, 1])
+        assert found.flagged.tolist() == [False, True, True]  # of equal classes the first
+        assert found.suggested.tolist() == [0, 1, 0]
+        assert found.quality == pytest.approx([0.6, 0.25, 0.5])
+        assert found.ranked.tolist() == [1, 2, 0]
+        assert found.worst.tolist() == [1, 2]
+        assert found.cleaned.tolist() == [0, 1, 0]
+        assert found.pairs.tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        assert len(found) == 3
+        assert found.names == ("0", "1", "2")
+
+    @given(st.integers(0, 10_000), st.integers(2, 6))
+    def test_a_label_is_flagged_just_where_its_margin_is_below_one_half(self, seed, classes):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet(np.ones(classes), size=30)
+        y = rng.integers(classes, size=30)
+        found = judge_labels(p, y)
+        assert (found.flagged == (found.quality < 0.5)).all()
+        assert ((found.quality >= 0) & (found.quality <= 1)).all()
+        assert (np.diff(found.quality[found.ranked]) >= 0).all()
+        assert (found.cleaned[found.flagged] == found.suggested[found.flagged]).all()
+        assert (found.cleaned[~found.flagged] == y[~found.flagged]).all()
+        assert found.pairs.sum() == found.flagged.sum()
+        assert np.trace(found.pairs) == 0
+
+    def test_quality_is_invariant_under_the_names_of_classes(self):
+        rng = np.random.default_rng(3)
+        p, y, _ = noisy(rng)
+        turned = rng.permutation(4)
+        one, other = judge_labels(p, y), judge_labels(p[:, np.argsort(turned)], turned[y])
+        assert (one.quality == other.quality).all()
+        assert one.noise_rate.value == pytest.approx(other.noise_rate.value)
+        matrix = other.transition.matrix[np.ix_(turned, turned)]
+        assert matrix == pytest.approx(one.transition.matrix)
+
+    def test_the_margin_of_two_classes_is_the_probability(self):
+        p = np.random.default_rng(0).dirichlet([1, 1], size=20)
+        assert normalized_margin(p, np.zeros(20, dtype=int)) == pytest.approx(p[:, 0])
+
+
+class TestAll:
+    def test_a_network_that_knows_counts_the_wrong_labels(self):
+        p, y = together(
+            sure(3, 70, given=0, true=0),
+            sure(3, 30, given=0, true=1),
+            sure(3, 50, given=1, true=1),
+            sure(3, 50, given=2, true=2),
+        )
+        found = judge_labels(p, y)
+        assert found.noise_rate.value == pytest.approx(30 / 200)
+        assert found.transition.matrix == pytest.approx(
+            np.array([[1, 0, 0], [30 / 80, 50 / 80, 0], [0, 0, 1]])
+        )
+        low, high = Proportion(30, 80).interval()
+        assert found.transition.low[1, 0] == pytest.approx(low)
+        assert found.transition.high[1, 0] == pytest.approx(high)
+        # Only the label 0 is uncertain: half of all examples, 30 % of them wrong.
+        low, high = found.noise_rate.low, found.noise_rate.high
+        assert low < 0.15 < high
+        half = 1.96 * 0.5 * (0.3 * 0.7 / 100) ** 0.5
+        assert high - low == pytest.approx(2 * half, rel=0.05)
+
+    def test_unsure_examples_are_not_counted(self):
+        """Half of class 1 is a toss-up between 1 and 0; flags follow it, the count does not."""
+        p, y = together(
+            sure(2, 100, given=0, true=0, certainty=0.9),
+            sure(2, 60, given=1, true=1, certainty=0.9),
+            sure(2, 40, given=1, true=0, certainty=0.55),
+        )
+        found = judge_labels(p, y)
+        assert found.flagged.mean() == 0.2
+        assert found.noise_rate.value == 0
+
+    def test_all_right(self):
+        p, y = together(sure(2, 40, given=0, true=0), sure(2, 40, given=1, true=1))
+        found = judge_labels(p, y)
+        assert (found.noise_rate.value, found.noise_rate.low) == (0, 0)
+        assert 0 < found.noise_rate.high < 0.1
+        assert not found.flagged.any()
+        assert found.transition.matrix.tolist() == [[1, 0], [0, 1]]
+        assert str(found) == (
+            "0 of 80 labels are flagged; about 0.0 % [0.0, 4.6] of all labels are wrong"
+        )
+
+    def test_intervals_hold_the_truth_as_often_as_they_say(self):
+        rng, hits, cells = np.random.default_rng(5), 0, 0
+        for _ in range(400):
+            p, y, _ = noisy(rng)
+            found = judge_labels(p, y, confidence=0.9)
+            hits += found.noise_rate.low <= 0.3 <= found.noise_rate.high
+            cells += found.transition.low[2, 3] <= 0.3 <= found.transition.high[2, 3]
+        sigma = (0.9 * 0.1 / 400) ** 0.5
+        assert abs(hits / 400 - 0.9) < 4 * sigma
+        assert abs(cells / 400 - 0.9) < 4 * sigma
+        assert found.noise_rate.confidence == found.transition.confidence == 0.9
+
+    def test_a_class_without_labels_and_one_without_examples(self):
+        p, y = together(
+            sure(4, 40, given=0, true=0, certainty=0.97),
+            sure(4, 40, given=1, true=1, certainty=0.97),
+            sure(4, 10, given=1, true=2, certainty=0.97),
+        )
+        found = judge_labels(p, y)
+        assert found.suggested[-1] == 2
+        assert np.isfinite(found.transition.matrix[:2]).all()
+        assert np.isnan(found.transition.matrix[3]).all()
+        assert np.isnan(found.transition.low[3]).all()
+        assert 0 <= found.noise_rate.low <= found.noise_rate.value <= found.noise_rate.high <= 1
+
+    @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 12))
+    def test_rows_are_distributions_inside_their_intervals(self, seed, classes, n):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet(np.full(classes, 0.3), size=n)
+        found = judge_labels(p, rng.integers(classes, size=n))
+        matrix = found.transition.matrix
+        known = np.isfinite(matrix).all(1)
+        assert matrix[known].sum(1) == pytest.approx(1)
+        assert np.isnan(matrix[~known]).all()
+        assert (found.transition.low[known] <= matrix[known] + 1e-12).all()
+        assert (found.transition.high[known] >= matrix[known] - 1e-12).all()
+        rate = found.noise_rate
+        assert 0 <= rate.low <= rate.value + 1e-12
+        assert rate.value <= rate.high + 1e-12 <= 1 + 2e-12
+
+
+class TestWhatItTakes:
+    def test_lists_arrays_and_tensors(self):
+        p, y = [[0.9, 0.1], [0.3, 0.7]], [1, 1]
+        first = judge_labels(p, y)
+        for kind in (np.array, torch.tensor):
+            again = judge_labels(kind(p), kind(y))
+            assert again.quality == pytest.approx(first.quality, abs=1e-7)
+        assert judge_labels(
+            torch.tensor(p, requires_grad=True), np.array([1.0, 1.0])
+        ).labels.dtype == (np.int64)
+
+    def test_what_is_given_is_left_alone(self):
+        p, y = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([1, 1])
+        found = judge_labels(p, y)
+        found.probabilities[0] = 0
+        assert p.tolist() == [[0.9, 0.1], [0.3, 0.7]]
+
+    @pytest.mark.parametrize(
+        ("p", "y", "word"),
+        [
+            ([[0.5, 0.5]], [0, 1], "the same length, got 1 and 2"),
+            ([[0.5, 0.5]], [2], "labels must be below 2, .* got 2"),
+            ([[0.5, 0.5]], [-1], "labels must not be negative, got -1"),
+            ([[0.5, 0.5]], [0.5], "labels must be whole numbers"),
+            ([[0.5, 0.5]], ["a"], "labels must be whole numbers"),
+            ([[0.5, 0.5]], [[0]], r"labels must be a list of class numbers, got shape \(1, 1\)"),
+            ([[0.5, 0.6]], [0], "row 0 sums to 1.1"),
+            ([[1.5, -0.5]], [0], "not negative"),
+            ([[np.nan, 1.0]], [0], "finite"),
+            ([[1.0]], [0], "at least 2 classes"),
+            ([0.5, 0.5], [0], r"got shape \(2,\)"),
+            (np.zeros((0, 2)), [], "numbers of shape"),
+            ([["a", "b"]], [0], "numbers of shape"),
+        ],
+    )
+    def test_the_rest_gets_a_sentence(self, p, y, word):
+        with pytest.raises(ValueError, match=word):
+            judge_labels(p, y)
+
+    def test_names(self):
+        assert judge_labels([[0.5, 0.5]], [0], names=["cat", "dog"]).names == ("cat", "dog")
+        with pytest.raises(ValueError, match="names must have one for each of 2 classes, got 1"):
+            judge_labels([[0.5, 0.5]], [0], names=["cat"])
+        with pytest.raises(ValueError, match="confidence"):
+            judge_labels([[0.5, 0.5]], [0], confidence=1.0)
