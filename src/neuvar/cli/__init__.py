@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from neuvar.cli.bench import add_bench
+from neuvar.cli.clean import add_clean
 from neuvar.cli.data import add_data
 from neuvar.cli.demo import add_demo
 from neuvar.cli.listing import add_list
@@ -19,7 +20,7 @@ from neuvar.cli.parsing import Parser
 from neuvar.cli.report import add_report
 from neuvar.cli.run import add_run
 
-COMMANDS = (add_demo, add_list, add_run, add_report, add_data, add_bench)
+COMMANDS = (add_demo, add_list, add_run, add_report, add_data, add_clean, add_bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +64,7 @@ examples:
   neuvar run forgetting             carry one out; Ctrl-C stops it, the same command goes on
   neuvar report                     its figures, tables and verdict
   neuvar data get mnist             put a data set into the cache
+  neuvar clean photos               find wrong labels in a folder of images
   neuvar run --help                 more about a command
 """,
     )
