@@ -28,7 +28,8 @@ RATES: dict[Scale, tuple[float, ...]] = {
     "paper": (0.1, 0.3, 1.0, 3.0),
 }
 DROPS = 5
-NOISE: dict[Scale, float] = {"smoke": 0.02, "cpu": 0.02, "paper": PAPER_B}
+NOISE: dict[Scale, float] = {"smoke": 0.02, "cpu": 0.03, "paper": PAPER_B}
+"""At the cpu scale what held-out images choose in the comparison with PSGD, which has its recipe."""
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
