@@ -29,7 +29,7 @@ RATES: dict[Scale, tuple[float, ...]] = {
 }
 DROPS = 5
 NOISE: dict[Scale, float] = {"smoke": 0.02, "cpu": 0.03, "paper": PAPER_B}
-"""At the cpu scale what held-out images choose in the comparison with PSGD, which has its recipe."""
+"""At the cpu scale, what held-out images choose in the comparison with PSGD, at the same size."""
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
