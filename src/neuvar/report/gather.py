@@ -18,7 +18,7 @@ from neuvar.experiments.runs import Run, as_dict
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""
 
-MOST_TRIALS = 20
+MOST_TRIALS = 1000
 """Results of so many trials are looked for, whatever number of them the scale has."""
 
 ORDER: tuple[Scale, ...] = ("paper", "cpu", "smoke")
@@ -153,7 +153,7 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
     if not lines:
         return None
     planned = _by_key(experiment.runs(scale, 0))
-    known = _by_key(experiment.runs(scale, MOST_TRIALS)) | planned
+    known = _by_key(experiment.runs(scale, _most_trials(lines))) | planned
     results = tuple(Result(run, lines[key]) for key, run in known.items() if key in lines)
     if not results:
         return None
@@ -164,7 +164,7 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
         planned=len(planned),
         recorded=sum(key in lines for key in planned),
         trials=_trials(planned.values(), results),
-        asked=_asked(experiment, scale, {key for key in known if key in lines} - planned.keys()),
+        asked=_asked(experiment, scale, lines, {k for k in known if k in lines} - planned.keys()),
         panels=tuple(experiment.panels(results)),
         table=experiment.table(results),
         verdict=_verdict(experiment, planned.values(), results),
@@ -201,9 +201,16 @@ def _trials(planned: Iterable[Run], results: Iterable[Result]) -> tuple[int, int
     return min(counts.values(), default=0), max(counts.values(), default=0)
 
 
-def _asked(experiment: Experiment, scale: Scale, further: set[str]) -> int:
+def _most_trials(lines: Lines) -> int:
+    """As many trials as there may be among the lines, since trials are numbered by their seeds."""
+    seeds = [line["run"].get("seed") for line in lines.values()]
+    return min(MOST_TRIALS, 1 + max((s for s in seeds if isinstance(s, int)), default=0))
+
+
+def _asked(experiment: Experiment, scale: Scale, lines: Lines, further: set[str]) -> int:
     """The least number of trials that has all runs beyond the scale's own."""
-    for trials in range(1, MOST_TRIALS) if further else ():
+    most = _most_trials(lines)
+    for trials in range(1, most) if further else ():
         if further <= _by_key(experiment.runs(scale, trials)).keys():
             return trials
-    return MOST_TRIALS if further else 0
+    return most if further else 0
