@@ -18,8 +18,8 @@ class NoiseRate:
         value: the estimate.
         low: lower end of its interval.
         high: upper end of its interval.
-        confidence: the probability that the interval is meant to have, for a network whose
-            mistakes are those of its probabilities.
+        confidence: the probability that the interval is meant to have. It is that of sampling
+            examples; how often the network itself is mistaken is not in it.
     """
 
     value: float

@@ -21,13 +21,10 @@ def judge_labels(
 
     An example is flagged if another class than its label is the most probable one, which is then
     suggested. Its quality is the margin of its label, half of one plus the label's probability less
-    that of the most probable other class, which cleanlab calls the normalized margin. How many
-    labels are wrong, and which become which, comes from the confident joint: examples are counted
-    for a class if their probability of it is at least the mean among those that are labelled so,
-    which keeps what the network is not sure of out of the count.
-
-    References:
-        Northcutt et al. 2021, Confident learning: estimating uncertainty in dataset labels.
+    that of the most probable other class, which cleanlab calls the normalized margin. The share of
+    wrong labels is that of the flagged ones, and the transition matrix is counted as if the most
+    probable classes were the true ones; the intervals are Wilson's, for what another sample of
+    examples would give.
 
     Args:
         probabilities: shape (n, classes), of a network that has not memorized the labels.
@@ -53,18 +50,18 @@ def judge_labels(
         names = [str(k) for k in range(classes)]
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
+    z = normal_quantile(confidence)
     suggested = p.argmax(1)
-    rate, transition = _estimates(
-        _confident_counts(p, y), y, normal_quantile(confidence), confidence
-    )
+    flagged = suggested != y
+    rate = float(flagged.mean())
     return LabelIssues(
         labels=y,
         probabilities=p,
         quality=normalized_margin(p, y),
         suggested=suggested,
-        flagged=suggested != y,
-        noise_rate=rate,
-        transition=transition,
+        flagged=flagged,
+        noise_rate=NoiseRate(rate, *wilson(rate, n, z), confidence),
+        transition=_transition(suggested, y, classes, z, confidence),
         names=tuple(map(str, names)),
     )
 
@@ -81,53 +78,17 @@ def normalized_margin(p: Array, y: Array) -> Array:
     return np.asarray((1 + p[rows, y] - others.max(1)) / 2)
 
 
-def _confident_counts(p: Array, y: Array) -> Array:
-    """How many examples of each label (row) are confidently of each class (column)."""
-    classes = p.shape[1]
-    labelled = np.bincount(y, minlength=classes)
-    sums = np.bincount(y, p[np.arange(len(y)), y], minlength=classes)
-    mean = np.full(classes, np.inf)  # nobody is confidently of a class that is no one's label
-    np.divide(sums, labelled, out=mean, where=labelled > 0)
-    confident = np.where(p >= mean, p, -1.0)
-    sure = confident.max(1) >= 0
+def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
+    """Shares of given labels among the examples of each true class, with Wilson's intervals."""
     counts = np.zeros((classes, classes))
-    np.add.at(counts, (y[sure], confident.argmax(1)[sure]), 1)
-    # Where nobody with a label is sure of anything, the most probable classes must do.
-    lost = ~sure & (counts.sum(1) == 0)[y]
-    np.add.at(counts, (y[lost], p.argmax(1)[lost]), 1)
-    return counts
-
-
-def _estimates(
-    counts: Array, y: Array, z: float, confidence: float
-) -> tuple[NoiseRate, Transition]:
-    """Share of wrong labels and transition matrix, with intervals, from the confident counts.
-
-    The confident ones stand for all examples with the same label; the errors are those of sampling
-    them.
-    """
-    classes = len(counts)
-    labelled, sure = np.bincount(y, minlength=classes), counts.sum(1)
-    kept = labelled > 0
-    shares = counts[kept] / sure[kept, None]
-    weight = labelled[kept] / len(y)
-    wrong = 1 - shares[np.arange(kept.sum()), np.flatnonzero(kept)]
-    rate = float(weight @ wrong)
-    # Of few, or of none wrong, Wilson's interval still says how little is known.
-    spread = float(weight**2 @ (wrong * (1 - wrong) / sure[kept]))
-    of = rate * (1 - rate) / spread if spread > 0 else float(sure.sum())
-    found = NoiseRate(rate, *wilson(rate, of, z), confidence)
-
-    joint = np.zeros((classes, classes))
-    joint[kept] = shares * weight[:, None]
-    true = joint.sum(0)
+    np.add.at(counts, (true, given), 1)
+    sums = counts.sum(1)
     with np.errstate(invalid="ignore"):
-        matrix = (joint / true).T
+        matrix = counts / sums[:, None]
     low, high = np.full_like(matrix, np.nan), np.full_like(matrix, np.nan)
-    counted = counts.sum(0)
     for i, j in np.argwhere(np.isfinite(matrix)):
-        low[i, j], high[i, j] = wilson(float(matrix[i, j]), float(counted[i]), z)
-    return found, Transition(matrix, low, high, confidence)
+        low[i, j], high[i, j] = wilson(float(matrix[i, j]), float(sums[i]), z)
+    return Transition(matrix, low, high, confidence)
 
 
 def checked_probabilities(value: Any) -> Array:
