@@ -1,0 +1,91 @@
+// What the person decides, and the files made of it.
+const key = () => `neuvar-clean-${data.key}`;
+
+function recall() {
+  let kept = {};
+  try { kept = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not ours, or damaged */ }
+  if (Array.isArray(kept)) kept = {};
+  for (const [index, label] of Object.entries(kept ?? {})) {
+    if (byIndex.has(Number(index)) && Number.isInteger(label) && label in names) decisions.set(Number(index), label);
+  }
+}
+
+function kind(card) {
+  const label = decisions.get(card.index);
+  if (label === undefined) return "";
+  return label === card.suggested ? "accept" : label === card.given ? "reject" : "other";
+}
+
+/** Set labels of examples, undefined for none; one call is one step to undo. */
+function decide(changes, { undoing = false } = {}) {
+  if (!changes.length) return;
+  if (!undoing) past.push(changes.map(([card]) => [card, decisions.get(card.index)]));
+  for (const [card, label] of changes) {
+    if (label === undefined) decisions.delete(card.index);
+    else decisions.set(card.index, label);
+    refresh(card);
+  }
+  storage.set(key(), JSON.stringify(Object.fromEntries(decisions)));
+  tally();
+}
+
+function undo() {
+  if (past.length) decide(past.pop(), { undoing: true });
+}
+
+function tally() {
+  const kinds = { accept: 0, reject: 0, other: 0 };
+  for (const index of decisions.keys()) kinds[kind(byIndex.get(index))] += 1;
+  const words = { accept: "accepted", reject: "rejected", other: "other" };
+  const said = Object.entries(words).filter(([name]) => kinds[name]).map(([name, word]) => ` · ${count(kinds[name])} ${word}`);
+  get("count").replaceChildren(`${count(decisions.size)} of ${count(cards.length)} decided`, make("span", { class: "kinds" }, ...said));
+  get("dock").hidden = !decisions.size && !past.length;
+  get("undo").disabled = !past.length;
+  for (const id of ["save-decisions", "dock-save", "forget"]) get(id).disabled = !decisions.size;
+}
+
+/** A cell as in the command's own files: quoted if need be, and never a formula. */
+function cell(text) {
+  const formula = /^[=+\-@\t\r]/.test(text) && !/^[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?$/.test(text);
+  const safe = formula ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+const csv = (rows) => rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+
+function save(name, rows) {
+  const address = URL.createObjectURL(new Blob([csv(rows)], { type: "text/csv;charset=utf-8" }));
+  const link = make("a", { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
+function saveDecisions() {
+  const made = cards.filter((card) => decisions.has(card.index));
+  const rows = made.map((card) => [
+    card.place, names[card.given], names[card.suggested], kind(card), names[decisions.get(card.index)],
+  ]);
+  save("decisions.csv", [[data.place, "given", "suggested", "decision", "label"], ...rows]);
+}
+
+function saveLabels() {
+  const { given, flagged, suggested, files } = data.labels;
+  const labels = [...given];
+  flagged.forEach((index, i) => { labels[index] = suggested[i]; });
+  for (const [index, label] of decisions) labels[index] = label;
+  const rows = labels.map((label, index) => [files ? files[index] : String(index), names[label]]);
+  save("labels.csv", [[data.place, "label"], ...rows]);
+}
+
+function taking() {
+  get("save-decisions").addEventListener("click", saveDecisions);
+  get("dock-save").addEventListener("click", saveDecisions);
+  get("save-labels").addEventListener("click", saveLabels);
+  get("save-labels").hidden = !data.labels;
+  get("too-many").hidden = Boolean(data.labels);
+  get("forget").addEventListener("click", () => decide([...decisions.keys()].map((index) => [byIndex.get(index), undefined])));
+  get("undo").addEventListener("click", undo);
+  get("taking-back").textContent = data.command;
+  tally();
+}

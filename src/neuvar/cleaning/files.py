@@ -1,0 +1,202 @@
+"""Data sets as people keep them: folders of images, .npz, .csv and .parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuvar.cleaning.arrays import name_among, names_in, read_named, read_npy
+from neuvar.cleaning.columns import names_of_columns, read_csv, read_parquet
+from neuvar.cleaning.given import (
+    LABEL,
+    LABELS,
+    label_file,
+    labels_by_place,
+    readable,
+    values_of,
+)
+from neuvar.cleaning.inputs import Examples, read_examples
+from neuvar.cleaning.inputs.folders import KINDS as IMAGES
+from neuvar.cleaning.inputs.folders import _read as read_images
+from neuvar.cleaning.inputs.labels import read_labels
+from neuvar.cleaning.issues import Array
+
+INPUTS = ("images", "inputs", "x", "X", "data")
+"""Names under which the inputs of an .npz file are looked for, in this order."""
+
+PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
+KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set and how it was kept.
+
+    Attributes:
+        name: what to call it.
+        kind: "folder", "npz", "csv" or "parquet".
+        examples: inputs, labels and names of classes.
+        values: the label of each class as an array has it, numbers or text.
+        columns: what the features are called; empty if they have no names.
+    """
+
+    name: str
+    kind: str
+    examples: Examples
+    values: Array
+    columns: tuple[str, ...] = ()
+
+    @property
+    def place_name(self) -> str:
+        """What the examples are told apart by: "file" or "index"."""
+        return "file" if self.examples.files else "index"
+
+    @property
+    def places(self) -> Sequence[str]:
+        """What each example is told by, its file or its number."""
+        return self.examples.files or [str(i) for i in range(len(self.examples.labels))]
+
+    @property
+    def sha256(self) -> str:
+        """Of inputs, labels, names and files: other data, other digest."""
+        e = self.examples
+        inputs = e.inputs.cpu().contiguous().numpy()
+        words = repr((inputs.shape, inputs.dtype.str, e.names, e.files))
+        digest = hashlib.sha256(words.encode(errors="surrogatepass"))
+        digest.update(inputs.data)
+        digest.update(np.ascontiguousarray(e.labels, np.int64).data)
+        return digest.hexdigest()
+
+
+def read_source(path: Path, *, labels: str | None = None, size: int | None = None) -> Source:
+    """Read a data set with its labels.
+
+    Args:
+        path: a folder with a folder of images for each class, or a file: .npz with arrays of
+            inputs and labels; .csv with a header, or .parquet, whose columns are features but for
+            the one of labels.
+        labels: where the labels are if not where they usually are: the name of an array or of a
+            column, or a .npy, .npz or .csv file that has them; for a folder, a .csv file with the
+            columns file and label.
+        size: pixels to which the images of a folder are brought, both ways.
+    """
+    if path.is_dir():
+        return _folder(path, labels, size)
+    if not path.exists():
+        raise ValueError(f"DATA must be {KINDS}, there is no {path}")
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("npz", "csv", "parquet"):
+        raise ValueError(f"DATA must be {KINDS}, got {path}")
+    if size is not None:
+        raise ValueError(f"--size is for folders of images, got {path}")
+    if kind == "npz":
+        return _npz(path, labels)
+    return _table(path, kind, labels)
+
+
+def _folder(path: Path, labels: str | None, size: int | None) -> Source:
+    name = path.name or path.resolve().name or str(path)
+    if labels is None:
+        examples = read_examples(path, size=size)
+        return Source(name, "folder", examples, np.array(examples.names))
+    file = Path(labels)
+    if file.suffix.lower() != ".csv" or not file.is_file():
+        raise ValueError(
+            f"--labels of a folder must be a .csv file with the columns file and label, "
+            f"got {labels!r}"
+        )
+    files = _images_below(path)
+    given, names = read_labels(readable(labels_by_place(file, "file", files)))
+    examples = Examples(read_images(path, files, size), given, names, tuple(files))
+    return Source(name, "folder", examples, np.array(names))
+
+
+def _images_below(folder: Path) -> list[str]:
+    """All images of a folder, whatever folders they are in."""
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    images = [path.as_posix() for path in found if path.suffix.lower() in IMAGES]
+    seen = [name for name in images if not f"/{name}".count("/.")]
+    if not seen:
+        raise ValueError(f"{folder} has no image")
+    return sorted(seen)
+
+
+def _npz(path: Path, labels: str | None) -> Source:
+    inputs = read_named(path, name_among(INPUTS, path, "inputs"))
+    there = names_in(path)
+    if labels is None or labels in there:
+        given: Any = read_named(path, labels or name_among(LABELS, path, "labels"))
+    else:
+        given = label_file(labels, f"array of {path}, which has {', '.join(there)}")
+    return _source(path, "npz", inputs, given)
+
+
+def _table(path: Path, kind: str, labels: str | None) -> Source:
+    column = labels or LABEL
+    is_apart = (
+        labels is not None and column not in names_of_columns(path) and Path(labels).is_file()
+    )
+    table = (read_csv if kind == "csv" else read_parquet)(path, None if is_apart else column)
+    given = label_file(column, f"column of {path}") if is_apart else table.labels
+    return _source(path, kind, table.numbers, given, table.columns)
+
+
+def _source(
+    path: Path, kind: str, inputs: Array, given: Any, columns: tuple[str, ...] = ()
+) -> Source:
+    examples = read_examples((inputs, readable(given)))
+    return Source(path.name, kind, examples, values_of(examples.names), columns)
+
+
+def with_classes(source: Source, classes: int) -> Source:
+    """The same data for probabilities of so many classes.
+
+    Labels that are numbers may leave classes out; text cannot tell which ones it leaves out.
+    """
+    e, values = source.examples, source.values
+    if len(e.names) == classes:
+        return source
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= classes:
+        raise ValueError(
+            f"--probabilities must have a column for each of the {len(e.names)} classes of "
+            f"{source.name}, got {classes} columns"
+        )
+    every = np.arange(classes, dtype=values.dtype)
+    labels = values[e.labels].astype(np.int64)
+    return replace(
+        source, examples=replace(e, labels=labels, names=tuple(map(str, every))), values=every
+    )
+
+
+def read_probabilities(path: Path, names: Sequence[str]) -> Array:
+    """Probabilities of classes for each example, from a .npy, .npz or .csv file.
+
+    Columns are in the order of the classes; those of a CSV file may be called after the classes
+    and are then taken by their names.
+    """
+    kind = path.suffix.lower()
+    if not path.is_file() or kind not in (".npy", ".npz", ".csv"):
+        raise ValueError(f"--probabilities must be a .npy, .npz or .csv file, got {str(path)!r}")
+    if kind == ".npy":
+        found = read_npy(path)
+    elif kind == ".npz":
+        there = names_in(path)
+        only = there if len(there) == 1 else PROBABILITIES
+        found = read_named(path, name_among(only, path, "probabilities"))
+    else:
+        table = read_csv(path, None)
+        order = list(range(len(table.columns)))
+        if set(table.columns) == set(names):
+            order = [table.columns.index(name) for name in names]
+        found = table.numbers[:, order]
+    if found.ndim != 2 or found.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{path} must hold numbers of shape (examples, classes), got shape {found.shape} "
+            f"and type {found.dtype}"
+        )
+    return found

@@ -1,0 +1,83 @@
+"""Labels as people keep them: numbers or text, beside the data or in a file of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuvar.cleaning.arrays import name_among, read_named, read_npy
+from neuvar.cleaning.columns import names_of_columns, place_of, read_texts
+from neuvar.cleaning.issues import Array
+
+LABELS = ("labels", "y", "targets")
+"""Names under which the labels of an .npz file are looked for, in this order."""
+
+LABEL = "label"
+"""The column of labels unless another one is named."""
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def label_file(name: str, otherwise: str) -> Any:
+    """Labels from a file of their own, in the order of the examples."""
+    path = Path(name)
+    kind = path.suffix.lower()
+    if not path.is_file() or kind not in (".npy", ".npz", ".csv"):
+        raise ValueError(
+            f"--labels must be a .npy, .npz or .csv file or an {otherwise}, got {name!r}"
+        )
+    if kind == ".npy":
+        return read_npy(path)
+    if kind == ".npz":
+        return read_named(path, name_among(LABELS, path, "labels"))
+    header = names_of_columns(path)
+    place_of(LABEL, header, path)
+    if "index" in header:
+        rows = read_texts(path, ["index"])
+        return labels_by_place(path, "index", [str(i) for i in range(len(rows))])
+    return [row[LABEL] for row in read_texts(path, [LABEL])]
+
+
+def labels_by_place(path: Path, what: str, places: Sequence[str]) -> list[str]:
+    """The labels of a CSV file that says for each one what it belongs to."""
+    found: dict[str, str] = {}
+    for row in read_texts(path, [what, LABEL]):
+        if row[what] in found:
+            raise ValueError(f"{path} must have each {what} once, {row[what]!r} is there twice")
+        found[row[what]] = row[LABEL]
+    known = set(places)
+    unknown = next((place for place in found if place not in known), None)
+    if unknown is not None:
+        raise ValueError(f"{path} has a label for {what} {unknown!r}, which the data do not have")
+    missing = next((place for place in places if place not in found), None)
+    if missing is not None:
+        raise ValueError(f"{path} has no label for {what} {missing!r}")
+    return [found[place] for place in places]
+
+
+def readable(labels: Any) -> Any:
+    """Labels as numbers if that is what their text spells, so that 10 comes after 9.
+
+    >>> readable(["9", "10"]), readable(["9", "010"])
+    (array([ 9, 10]), ['9', '010'])
+    """
+    y = np.asarray(labels)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dtype.kind == "b" or (y.dtype.kind == "U" and all(map(_WHOLE.fullmatch, y.ravel()))):
+        return y.astype(np.int64)
+    return y if isinstance(labels, np.ndarray) else labels
+
+
+def values_of(names: Sequence[str]) -> Array:
+    """The label of each class as it is kept in an array, a number if all of them are.
+
+    >>> values_of(["0", "7"]), values_of(["cat", "7"])
+    (array([0, 7]), array(['cat', '7'], dtype='<U3'))
+    """
+    whole = all(map(_WHOLE.fullmatch, names))
+    return np.array([int(name) for name in names] if whole else names)

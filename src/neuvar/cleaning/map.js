@@ -1,0 +1,134 @@
+// The map of classes.
+const FEW = 20, MANY = 150;
+let view = "pairs", picked = [];
+
+/** The classes of the most frequent pairs, as many as can be read at once. */
+function concerned() {
+  const found = new Set();
+  for (const [i, j] of [...data.pairs].sort((a, b) => b[2] - a[2])) {
+    if (found.size + !found.has(i) + !found.has(j) <= FEW) found.add(i).add(j);
+  }
+  for (let k = 0; k < names.length && found.size < FEW; k += 1) found.add(k);
+  return [...found].sort((a, b) => a - b);
+}
+
+/** Elements of the view that is shown: row, column, colour from 0 to 1, words of the cell. */
+function elements() {
+  if (view === "pairs") {
+    const most = Math.max(1, ...data.pairs.map(([, , found]) => found));
+    return data.pairs.map(([i, j, found]) => [i, j, Math.sqrt(found / most), count(found)]);
+  }
+  const most = Math.max(0.01, ...data.transition.filter(([i, j]) => i !== j).map(([, , share]) => share));
+  return data.transition.map(([i, j, share]) => [i, j, i === j ? 0 : Math.sqrt(share / most), (100 * share).toFixed(share < 0.1 ? 1 : 0)]);
+}
+
+function say(row, column) {
+  if (view === "pairs") {
+    const found = data.pairs.find(([i, j]) => i === row && j === column)?.[2] ?? 0;
+    return [isolated(names[row]), " was given, ", isolated(names[column]), ` is suggested: ${count(found)} flagged`];
+  }
+  const found = data.transition.find(([i, j]) => i === row && j === column);
+  const empty = !data.transition.some(([i]) => i === row);
+  const share = empty ? "not known" : found ? `${percent(found[2])}, interval ${percent(found[3])} – ${percent(found[4])}` : `< ${percent(data.least)}`;
+  return [isolated(names[row]), row === column ? " keeps its label: " : " gets the label ", ...(row === column ? [] : [isolated(names[column]), ": "]), share];
+}
+
+function drawMap() {
+  const dense = picked.length > FEW + 4, place = new Map(picked.map((k, position) => [k, position]));
+  const table = make("table", { role: "grid", class: dense ? "map dense" : picked.length > 12 ? "map small" : "map" });
+  const tall = !dense && picked.some((k) => names[k].length > 3);
+  const axes = view === "pairs" ? ["given", "suggested"] : ["true", "given"];
+  table.classList.toggle("tall", tall);
+  table.append(make("caption", {}, `${axes[0]} ↓ · ${axes[1]} →`));
+  const heads = picked.map((k) => make("th", { scope: "col" }, isolated(names[k])));
+  table.append(make("thead", {}, make("tr", {}, make("td"), ...heads)));
+  const rows = picked.map((k) => {
+    const cells = picked.map((other) => make("td", { tabindex: "-1", "data-row": k, "data-column": other, ...(k === other ? { class: "same" } : {}) }));
+    return make("tr", {}, make("th", { scope: "row" }, isolated(names[k])), ...cells);
+  });
+  for (const [i, j, heat, words] of elements()) {
+    if (!place.has(i) || !place.has(j)) continue;
+    const element = rows[place.get(i)].cells[place.get(j) + 1];
+    element.style.setProperty("--share", heat.toFixed(3));
+    if (!dense) element.append(words);
+  }
+  for (const row of rows) for (const element of [...row.cells].slice(1)) element.setAttribute("role", "gridcell");
+  table.append(make("tbody", {}, ...rows));
+  const first = table.querySelector("[data-row]");
+  if (first) first.tabIndex = 0;
+  get("map").replaceChildren(table);
+  get("reading").textContent = view === "pairs"
+    ? "How many labels of each class are flagged, and as what. Choose a cell to see its examples below."
+    : "How likely a true class gets each label, in percent, as far as the network can tell. Choose a cell to see its flagged examples below.";
+  mark();
+}
+
+/** Given and suggested class of a cell. */
+function pairOf(element) {
+  const row = Number(element.dataset.row), column = Number(element.dataset.column);
+  return view === "pairs" ? [row, column] : [column, row];
+}
+
+function mark() {
+  const given = get("given").value, suggested = get("suggested").value;
+  const is = (pair) => String(pair[0]) === given && String(pair[1]) === suggested;
+  for (const element of all('#map [aria-selected="true"]')) element.removeAttribute("aria-selected");
+  const [row, column] = view === "pairs" ? [given, suggested] : [suggested, given];
+  if (given && suggested) get("map").querySelector(`[data-row="${row}"][data-column="${column}"]`)?.setAttribute("aria-selected", "true");
+  for (const button of all("#pairs button")) button.setAttribute("aria-pressed", String(is(button.value.split(" "))));
+}
+
+function frequent() {
+  const most = [...data.pairs].sort((a, b) => b[2] - a[2]).slice(0, 8);
+  get("pairs").hidden = !most.length;
+  get("pairs").querySelector("ol").append(...most.map(([i, j, found]) => {
+    const button = make("button", { type: "button", value: `${i} ${j}` },
+      make("span", { class: "turn" }, isolated(names[i], { class: "from" }), arrow(), isolated(names[j], { class: "to" })),
+      make("span", { class: "times" }, count(found)));
+    button.style.setProperty("--share", (found / most[0][2]).toFixed(3));
+    button.addEventListener("click", () => filterPair(i, j));
+    return make("li", {}, button);
+  }));
+}
+
+function moveInMap(event) {
+  const element = event.target.closest("[data-row]");
+  if (!element) return;
+  const row = element.parentElement.rowIndex, column = element.cellIndex, table = element.closest("table");
+  const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [0, 0];
+  if (event.key === "Enter" || event.key === " ") filterPair(...pairOf(element));
+  else if (down || right) {
+    const next = table.rows[row + down]?.cells[column + right];
+    if (next?.dataset.row) { element.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+  } else return;
+  event.preventDefault();
+}
+
+function map() {
+  const extent = get("extent").querySelector("select"), views = all(".views button"), field = get("map");
+  picked = names.map((_, k) => k);
+  if (names.length > FEW + 4) {
+    picked = concerned();
+    extent.append(make("option", { value: "few" }, `The ${FEW} classes mixed up most`), make("option", { value: "all" }, `All ${names.length} classes`));
+    get("extent").hidden = names.length > MANY;
+  }
+  extent.addEventListener("change", () => { picked = extent.value === "few" ? concerned() : names.map((_, k) => k); drawMap(); });
+  for (const button of views) {
+    button.addEventListener("click", () => {
+      view = button.value;
+      for (const one of views) one.setAttribute("aria-pressed", String(one === button));
+      get("readout").replaceChildren();
+      drawMap();
+    });
+  }
+  const tell = (event) => {
+    const element = event.target.closest("[data-row]");
+    if (element) get("readout").replaceChildren(...say(Number(element.dataset.row), Number(element.dataset.column)));
+  };
+  field.addEventListener("pointerover", tell);
+  field.addEventListener("focusin", tell);
+  field.addEventListener("keydown", moveInMap);
+  field.addEventListener("click", (event) => { const element = event.target.closest("[data-row]"); if (element) filterPair(...pairOf(element)); });
+  frequent();
+  drawMap();
+}

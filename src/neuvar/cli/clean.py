@@ -1,0 +1,284 @@
+"""``neuvar clean``: find wrong labels, show the worst, and write corrected ones."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from neuvar.cleaning.files import Source, read_probabilities, read_source, with_classes
+from neuvar.cleaning.inputs import Examples
+from neuvar.cleaning.issues import LabelIssues
+from neuvar.cleaning.summary import Cleaning, findings, printable, worst_pairs
+from neuvar.cleaning.writing import check_folder, write_cleaning, write_decided
+from neuvar.cli.columns import aligned
+from neuvar.cli.parsing import Commands, add_command, counted, whole
+from neuvar.cli.ready import checked_device
+from neuvar.cli.run import PRECISIONS
+from neuvar.cli.timing import about
+
+TRAINING: dict[str, Any] = {
+    "b": "auto",
+    "epochs": 30,
+    "batch_size": 128,
+    "lr": 0.1,
+    "seed": 0,
+    "device": "cpu",
+    "precision": "float32",
+}
+"""How the network is trained unless told otherwise; without a training they mean nothing."""
+
+TOP = 500
+LINES = 10
+"""How often a training says how far it is where no bar can be shown."""
+
+
+def add_clean(commands: Commands) -> None:
+    """Add ``neuvar clean``."""
+    parser = add_command(
+        commands,
+        "clean",
+        "find wrong labels in a data set, show the worst, write corrected ones",
+        """\
+DATA is one of
+  a folder      with a folder of images for each class
+  FILE.npz      with an array called images, inputs, x, X or data, and labels, y or targets
+  FILE.csv      with a line of names; all columns but the one of labels are numbers
+  FILE.parquet  likewise
+A network is trained once, with noise on its weights so that it does not learn labels by heart.
+DIR gets index.html, to look at the worst and decide; issues.csv, all examples, the most suspicious
+first; labels.csv, cleaned labels in the order of the data (and labels.npy for a .npz file);
+summary.md and summary.json. Text in a CSV file that begins with =, +, - or @ and is no number has
+an apostrophe before it, so that no spreadsheet carries it out.
+
+examples:
+  neuvar clean photos                              a folder of images, into out/clean
+  neuvar clean digits.npz --labels y --out checked
+  neuvar clean table.csv --labels species --epochs 60
+  neuvar clean digits.npz --probabilities predicted.npy
+                                                   nothing is trained
+  neuvar clean digits.npz --decisions decisions.csv
+                                                   labels of out/clean anew, with what was decided
+                                                   on its page; nothing is trained
+""",
+    )
+    _add_data(parser)
+    _add_training(parser)
+    parser.set_defaults(run=_clean)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("data and results").add_argument
+    add("data", type=Path, metavar="DATA", help="see below")
+    add(
+        "--labels",
+        metavar="NAME|FILE",
+        help="array or column of labels (default of a table: label), or a .npy, .npz or .csv file "
+        "with them; for a folder, a .csv file with the columns file and label",
+    )
+    add("--size", type=counted, metavar="PIXELS", help="of the images of a folder (default: "
+        "their own if all are equal and at most 64, else 64)")  # fmt: skip
+    add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
+        help="folder to write, whole or not at all (default: out/clean)")  # fmt: skip
+    add("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    add("--top", type=whole, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--probabilities", type=Path, metavar="FILE",
+        help="of classes, .npy, .npz or .csv, one row an example, one column a class in sorted "
+        "order: judge by these, do not train")  # fmt: skip
+    add("--decisions", type=Path, metavar="FILE",
+        help="from the page of an earlier result in DIR: write its labels with them")  # fmt: skip
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    said = {name: f"(default: {value})" for name, value in TRAINING.items()}
+    add("--b", type=_scale, metavar="B", help=f"scale of the noise, or auto {said['b']}")
+    add("--epochs", type=counted, metavar="N", help=f"times through all data {said['epochs']}")
+    add("--batch-size", type=counted, metavar="N", help=f"of a step {said['batch_size']}")
+    add("--lr", type=_rate, metavar="RATE", help=f"learning rate at the beginning {said['lr']}")
+    add("--seed", type=whole, metavar="N", help=f"of weights, order and noise {said['seed']}")
+    add("--device", help=f"cpu, cuda, cuda:N or mps {said['device']}")
+    add("--precision", choices=PRECISIONS, help=f"mixed precision {said['precision']}")
+
+
+def _scale(text: str) -> float | str:
+    """A scale of noise: auto, or a number from 0."""
+    if text == "auto" or _finite(text) >= 0:
+        return text if text == "auto" else float(text)
+    raise argparse.ArgumentTypeError(f"must be auto or a finite number >= 0, got {text!r}")
+
+
+def _rate(text: str) -> float:
+    if _finite(text) > 0:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
+
+
+def _finite(text: str) -> float:
+    """The number that a text spells; -1 if it spells none."""
+    try:
+        return float(text) if math.isfinite(float(text)) else -1.0
+    except ValueError:
+        return -1.0
+
+
+def _clean(options: argparse.Namespace) -> int:
+    _check_options(options)
+    if options.decisions:
+        return _decide(options)
+    check_folder(options.out, overwrite=options.overwrite)
+    began = time.perf_counter()
+    source = read_source(options.data, labels=options.labels, size=options.size)
+    source, issues, settings = _judged(source, options)
+    cleaning = Cleaning(
+        source=source,
+        issues=issues,
+        settings=settings,
+        command=shlex.join(["neuvar", *options.words]),
+        again=_again(options),
+        seconds=time.perf_counter() - began,
+    )
+    top = TOP if options.top is None else options.top
+    write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
+    _tell(cleaning, options.out)
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse options that would be accepted and ignored, and places that must not be written."""
+    training = [name for name in TRAINING if getattr(options, name) is not None]
+    if options.decisions:
+        given = {name: getattr(options, name) for name in ("top", "probabilities", "overwrite")}
+        others = [name for name, value in given.items() if value is not None and value is not False]
+        _refuse([*others, *training], "--decisions")
+    if options.probabilities:
+        _refuse(training, "--probabilities")
+    for name, value in TRAINING.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.device = checked_device(options.device)
+    data, out = options.data.resolve(), options.out.resolve()
+    if options.data.is_dir() and (data == out or data in out.parents):
+        raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
+
+
+def _refuse(names: list[str], beside: str) -> None:
+    if names:
+        option = f"--{names[0].replace('_', '-')}"
+        raise ValueError(f"{option} must not be given with {beside}, which has no use for it")
+
+
+def _again(options: argparse.Namespace) -> tuple[str, ...]:
+    """Words that read the same data once more."""
+    labels = ["--labels", options.labels] if options.labels else []
+    size = ["--size", str(options.size)] if options.size else []
+    return (str(options.data), *labels, *size)
+
+
+def _judged(
+    source: Source, options: argparse.Namespace
+) -> tuple[Source, LabelIssues, dict[str, Any]]:
+    """What was found, and how."""
+    from neuvar.cleaning.finding import find_label_issues
+
+    if options.probabilities:
+        given = read_probabilities(options.probabilities, source.examples.names)
+        source = with_classes(source, given.shape[1])
+        e = _told(source.examples)
+        issues = find_label_issues(given, e.labels, names=e.names)
+        return source, issues, {"probabilities": str(options.probabilities)}
+    from neuvar.cleaning.networks import network_for
+
+    how = {name: getattr(options, name) for name in TRAINING}
+    examples = standardised(_told(source.examples))
+    network = network_for(examples, seed=options.seed)
+    weights = sum(p.numel() for p in network.parameters())
+    with _progress() as progress:
+        issues = find_label_issues(network, examples, progress=progress, **how)
+    return source, issues, {"network": f"{type(network).__name__}, {weights:,} weights", **how}
+
+
+def _told(examples: Examples) -> Examples:
+    """The examples, after a word on how many they are."""
+    print(f"{len(examples):,} examples of {len(examples.names):,} classes", flush=True)
+    return examples
+
+
+def standardised(examples: Examples) -> Examples:
+    """Features with mean 0 and standard deviation 1, each on its own; bytes stay as they are.
+
+    Inputs with a shape, such as images in floating point, have one mean and one deviation.
+    """
+    inputs = examples.inputs
+    if not inputs.is_floating_point():
+        return examples
+    exact, over = inputs.double(), 0 if inputs.ndim == 2 else tuple(range(inputs.ndim))
+    mean, spread = exact.mean(over, keepdim=True), exact.std(over, keepdim=True, correction=0)
+    # A feature that is always the same says nothing, and is 0.
+    scaled = (exact - mean) / spread.where(spread > 0, spread.new_ones(()))
+    return replace(examples, inputs=scaled.to(inputs.dtype))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar if a person is watching and rich is installed, else a line now and then."""
+    if sys.stdout.isatty():
+        try:
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+        except ImportError:
+            pass
+        else:
+            with Progress(
+                "training", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+            ) as bar:
+                task = bar.add_task("", total=1.0)
+                yield lambda share: bar.update(task, completed=share)
+            return
+    yield _Lines()
+
+
+class _Lines:
+    """Says how far a training is, a few times in all."""
+
+    def __init__(self) -> None:
+        self._began, self._said = time.monotonic(), 0
+
+    def __call__(self, share: float) -> None:
+        if self._said < int(LINES * share) < LINES:
+            self._said = int(LINES * share)
+            left = (time.monotonic() - self._began) * (1 - share) / share
+            print(f"trained to {share:.0%}, {about(left)} left", flush=True)
+
+
+def _tell(cleaning: Cleaning, out: Path) -> None:
+    """What was found, where it is, and what to do with it."""
+    print(findings(cleaning))
+    pairs = [(printable(a), printable(b), f"{n:,}") for a, b, n in worst_pairs(cleaning.issues, 5)]
+    if pairs:
+        rows = [("given", "suggested", "flagged"), *pairs]
+        print(*("  " + line for line in aligned(rows, right=[2])), sep="\n")
+    print(f"written: {out / 'index.html'}, where the worst can be accepted or rejected")
+    print(f"cleaned labels: {_use(cleaning.source, out)}")
+
+
+def _use(source: Source, out: Path) -> str:
+    if source.kind == "npz":
+        return f'numpy.load("{out / "labels.npy"}")'
+    by = "by file" if source.kind == "folder" else "in the order of the rows"
+    return f"column label of {out / 'labels.csv'}, {by}"
+
+
+def _decide(options: argparse.Namespace) -> int:
+    source = read_source(options.data, labels=options.labels, size=options.size)
+    count = write_decided(source, options.out, options.decisions)
+    print(
+        f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {_use(source, options.out)}"
+    )
+    return 0

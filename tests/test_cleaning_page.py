@@ -1,0 +1,353 @@
+"""Pictures, summaries and the page of a cleaning, as far as they can be seen without a browser."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from neuvar.cleaning.columns import plain, safe
+from neuvar.cleaning.files import Source
+from neuvar.cleaning.inputs import Examples
+from neuvar.cleaning.issues import LabelIssues, NoiseRate, Transition
+from neuvar.cleaning.page import LEAST_FOR_PICTURES, ROOM, embedded, page, page_data
+from neuvar.cleaning.pictures import are_pictures, bars, data_uri, numbers, pictures, png, shrunk
+from neuvar.cleaning.summary import (
+    Cleaning,
+    escaped,
+    findings,
+    summary,
+    summary_markdown,
+    worst_pairs,
+)
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'"
+RTL = "\u202eתיוות\u202c.png"
+
+
+def found(labels, suggested, quality, names, *, doubtful=False):
+    """What a network might say: wrong are labels that it suggests another for, unless in doubt."""
+    y, s = np.asarray(labels), np.asarray(suggested)
+    classes = len(names)
+    matrix = np.zeros((classes, classes))
+    np.add.at(matrix, (s, y), 1)
+    with np.errstate(invalid="ignore"):
+        matrix /= matrix.sum(1, keepdims=True)
+    return LabelIssues(
+        labels=y,
+        probabilities=np.eye(classes)[s],
+        quality=np.asarray(quality, dtype=float),
+        suggested=s,
+        flagged=(s != y) & ~np.asarray(doubtful),
+        noise_rate=NoiseRate(0.3, 0.2, 0.415),
+        transition=Transition(matrix, matrix / 2, np.sqrt(matrix)),
+        names=tuple(names),
+    )
+
+
+def cleaning(
+    n=40, names=("cat", "dog", "eel"), *, shape=(8, 8), files=(), seed=0, wrong=0.4, **facts
+):
+    """A cleaning of random images, or of features if the shape has one dimension."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, len(names), n)
+    other = (truth + 1 + rng.integers(0, len(names) - 1, n)) % len(names)
+    labels = np.where(rng.random(n) < wrong, other, truth).astype(np.int64)
+    images = torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8))
+    inputs = images if len(shape) > 1 else images.float()
+    examples = Examples(inputs, labels, tuple(names), tuple(files))
+    kind = "folder" if files else "npz"
+    source = Source("pets.npz", kind, examples, np.array(names))
+    facts = {
+        "source": source,
+        "issues": found(labels, truth, rng.random(n) / 2, names, doubtful=rng.random(n) < 0.15),
+        "settings": {"network": "Perceptron", "b": 0.05, "batch_size": 128, "seed": 3},
+        "command": "neuvar clean pets.npz",
+        "again": ("pets.npz",),
+        "seconds": 1.25,
+    } | facts
+    return Cleaning(**facts)
+
+
+def decoded(file):
+    """A PNG file as Pillow reads it."""
+    image = pytest.importorskip("PIL.Image")
+    return np.asarray(image.open(io.BytesIO(file)))
+
+
+class TestPictures:
+    @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (28, 28), (3, 4, 3), (17, 1, 3)])
+    def test_png_keeps_every_pixel(self, shape):
+        image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        assert (decoded(png(image)) == image).all()
+
+    def test_png_by_the_book(self):
+        """One grey pixel: the only thing that can differ is how zlib packs it."""
+        file = png(np.array([[7]], np.uint8))
+        assert file[:16] == b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+        assert struct.unpack(">IIBBBBB", file[16:29]) == (1, 1, 8, 0, 0, 0, 0)
+        size = struct.unpack(">I", file[33:37])[0]
+        assert zlib.decompress(file[41 : 41 + size]) == bytes([0, 7])
+        assert file[-12:] == b"\0\0\0\0IEND\xaeB`\x82"
+
+    def test_smooth_pictures_are_packed_as_changes(self):
+        """A ramp packs to almost nothing, and comes back."""
+        ramp = np.add.outer(np.arange(64) * 31, np.arange(64) * 3).astype(np.uint8)
+        assert len(png(ramp)) < 400
+        assert (decoded(png(ramp)) == ramp).all()
+
+    def test_shrinking_takes_means(self):
+        image = np.arange(24, dtype=np.uint8).reshape(4, 6)
+        assert shrunk(image, 2).tolist() == [[4, 6, 8], [16, 18, 20]]  # 3.5 to even, and so on
+        assert shrunk(image, 1) is image
+        colour = np.stack([image, image + 100, np.full_like(image, 9)], -1)
+        small = shrunk(colour, 4)
+        assert small.shape == (1, 2, 3)
+        assert small[0, 1].tolist() == [14, 114, 9]  # columns 4 and 5 of all rows: mean 13.5
+
+    def test_pictures_fit_into_their_room(self):
+        noise = cleaning(n=20, shape=(3, 64, 64)).source.examples.inputs
+        whole = pictures(noise, np.arange(20), room=10**9)
+        tight = pictures(noise, np.arange(20), room=sum(map(len, whole)) // 5)
+        sides = [decoded(base64.b64decode(p[0].split(",")[1])).shape for p in (whole, tight)]
+        assert sides == [(64, 64, 3), (16, 16, 3)]
+        assert sum(map(len, tight)) <= sum(map(len, whole)) // 5
+        big = pictures(torch.zeros(1, 200, 100, dtype=torch.uint8), np.arange(1), room=10**9)
+        assert decoded(base64.b64decode(big[0].split(",")[1])).shape == (67, 34)
+
+    def test_chosen_pictures_in_their_order(self):
+        images = torch.arange(10, dtype=torch.uint8)[:, None, None].expand(10, 4, 4)
+        found = pictures(images, np.array([7, 2]), room=10**9)
+        assert found == [data_uri(np.full((4, 4), k, np.uint8)) for k in (7, 2)]
+
+    def test_floats_are_stretched_and_odd_channels_are_grey(self):
+        values = torch.tensor([[-1.0, 0.0], [0.0, 3.0]])[None]
+        uri = pictures(values, np.arange(1), room=10**9)[0]
+        assert decoded(base64.b64decode(uri.split(",")[1])).tolist() == [[0, 64], [64, 255]]
+        two = torch.tensor([[[[10]], [[20]]]], dtype=torch.uint8)
+        uri = pictures(two, np.arange(1), room=10**9)[0]
+        assert decoded(base64.b64decode(uri.split(",")[1])).tolist() == [[15]]
+        assert not are_pictures(torch.zeros(3, 5))
+        assert pictures(torch.zeros(3, 2, 2), np.array([], dtype=int), room=1) == []
+
+    def test_numbers_and_bars(self):
+        features = torch.tensor([[1.0, 5.0, 0.123456], [3.0, 5.0, 0.5]])
+        assert numbers(features, np.array([1, 0])) == [[3, 5, 0.5], [1, 5, 0.1235]]
+        # Two examples are one deviation from their mean, a third of a full bar; a constant is 0.
+        assert bars(features, np.array([0])) == [[-33, 0, -33]]
+        assert len(bars(torch.arange(4000.0).reshape(4, 1000), np.arange(4))[0]) == 64
+        far = torch.cat([torch.zeros(99, 1), torch.ones(1, 1)])
+        assert bars(far, np.array([99])) == [[100]]
+
+
+class TestSummary:
+    def test_words(self):
+        one = cleaning()
+        flagged = int(one.issues.flagged.sum())
+        assert findings(one) == (
+            f"{flagged} of 40 labels are flagged ({flagged / 0.4:.1f} %); about 30.0 % "
+            "[20.0, 41.5] of all labels are wrong."
+        )
+
+    def test_pairs_are_counted_and_ranked(self):
+        names = ("a", "b", "c")
+        issues = found([0, 0, 0, 1, 2, 2], [1, 1, 2, 1, 0, 0], np.arange(6), names)
+        assert worst_pairs(issues) == [("a", "b", 2), ("c", "a", 2), ("a", "c", 1)]
+        assert worst_pairs(issues, 1) == [("a", "b", 2)]
+
+    def test_json_has_all_that_was_asked(self):
+        one = cleaning(names=("cat", "dog", "never", "eel"), wrong=0.2)
+        said = json.loads(json.dumps(summary(one), allow_nan=False))
+        assert said["made_by"] == "neuvar clean"
+        assert (said["n"], said["flagged"]) == (40, int(one.issues.flagged.sum()))
+        rate = {"value": 0.3, "low": 0.2, "high": 0.415, "confidence": 0.95}
+        assert said["noise_rate"] == rate
+        assert said["seed"] == 3
+        assert said["settings"]["b"] == 0.05
+        assert said["seconds"] == 1.25
+        assert set(said["versions"]) == {"python", "neuvar", "torch", "numpy"}
+        for name in ("matrix", "low", "high"):
+            ours = np.array(said["transition"][name], dtype=float)
+            assert np.allclose(ours, getattr(one.issues.transition, name), atol=1e-6)
+        assert len(said["data"]["sha256"]) == 64
+
+    def test_a_class_without_examples_is_unknown_not_nan(self):
+        labels = np.array([0, 1, 0, 1])
+        issues = found(labels, [0, 1, 1, 1], np.arange(4), ("a", "b", "c"))
+        one = cleaning()
+        examples = Examples(torch.zeros(4, 2), labels, issues.names)
+        source = Source("x.csv", "csv", examples, np.array(issues.names))
+        one = cleaning(source=source, issues=issues)
+        assert summary(one)["transition"]["matrix"][2] == [None] * 3
+        assert "| c | – | – | – |" in summary_markdown(one)
+        embedded(page_data(one, top=5, folder="out"))
+
+    def test_markdown_shows_names_as_text(self):
+        assert escaped("a|b\n<i> # *x*") == r"a\|b &lt;i&gt; \# \*x\*"
+        names = ("a|b", HOSTILE, "c\nd")
+        text = summary_markdown(cleaning(names=names, command="neuvar clean 'a\n```\nb'"))
+        assert "<script>" not in text
+        assert "<img" not in text
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
+        assert len(blocks) == 5
+        for block in blocks:
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+            assert len(widths) == 1
+        assert sum(map(len, blocks)) == sum(len(row) + 1 for row in rows)
+        assert text.count("```") == 3  # ours, and one within a line, which ends nothing
+        assert text.rstrip().endswith("\n```")
+
+
+def data_of(text):
+    """What the script of a page reads."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(found[1])
+
+
+class TestPage:
+    def test_data_are_those_of_the_issues(self):
+        one = cleaning()
+        data = data_of(page(one, top=5, folder="out/x"))
+        worst = one.issues.worst[:5]
+        assert data["cards"]["index"] == worst.tolist()
+        assert data["cards"]["given"] == one.issues.labels[worst].tolist()
+        assert data["cards"]["suggested"] == one.issues.suggested[worst].tolist()
+        assert data["cards"]["quality"] == pytest.approx(one.issues.quality[worst], rel=1e-3)
+        assert data["flagged"] == one.flagged
+        matrix = np.zeros((3, 3), int)
+        for i, j, count in data["pairs"]:
+            matrix[i, j] = count
+        assert (matrix == one.issues.pairs).all()
+        assert len(data["pictures"]) == 5
+        image = one.source.examples.inputs[int(worst[0])].numpy()
+        assert data["pictures"][0] == data_uri(image)
+        assert data["labels"]["given"] == one.issues.labels.tolist()
+        assert data["command"] == ("neuvar clean pets.npz --decisions decisions.csv --out out/x")
+
+    def test_the_transition_of_the_page_leaves_out_next_to_nothing(self):
+        one = cleaning(n=300, names=[f"class {k}" for k in range(20)])
+        data = data_of(page(one, top=1, folder="out"))
+        filled = np.zeros((20, 20))
+        for i, j, share, low, high in data["transition"]:
+            filled[i, j] = share
+            assert (low, high) == (
+                pytest.approx(one.issues.transition.low[i, j], abs=1e-4),
+                pytest.approx(one.issues.transition.high[i, j], abs=1e-4),
+            )
+        assert np.allclose(filled, one.issues.transition.matrix, atol=5e-4)
+
+    def test_a_thousand_classes_leave_out_the_least(self, monkeypatch):
+        one = cleaning(n=300, names=[f"class {k}" for k in range(20)])
+        monkeypatch.setattr("neuvar.cleaning.page.MOST_ELEMENTS", 30)
+        data = page_data(one, top=1, folder="out")
+        every = np.sort(np.nan_to_num(one.issues.transition.matrix), axis=None)[::-1]
+        assert data["least"] == every[29]
+        assert len(data["transition"]) == (every >= every[29]).sum()
+        names = [f"class {k}" for k in range(1000)]
+        assert len(page(cleaning(n=3000, names=names), top=500, folder="out")) < 5_000_000
+
+    def test_nothing_breaks_out(self):
+        files = [f"{i}-{HOSTILE}.png" for i in range(39)] + [RTL]
+        one = cleaning(
+            names=(HOSTILE, "${css}$data", "\u2028]]>"),
+            files=files,
+            settings={"b": HOSTILE},
+            command=HOSTILE,
+        )
+        one = cleaning(
+            source=Source(HOSTILE, "folder", one.source.examples, one.source.values),
+            issues=one.issues,
+            settings=one.settings,
+            command=one.command,
+        )
+        text = page(one, top=50, folder=HOSTILE)
+        assert text.count("<script") == text.count("</script>") == 2
+        assert "<img" not in text
+        assert "<!--" not in text
+        data = data_of(text)
+        assert data["names"][0] == HOSTILE
+        assert set(data["cards"]["place"]) <= set(files)
+        assert "${css}$data" in data["names"]
+        text.encode()  # no half of a pair of surrogates
+
+    def test_names_of_files_that_are_no_text(self):
+        files = [f"a/{i}\udcff.png" for i in range(40)]
+        text = page(cleaning(files=files), top=3, folder="o\udcfft")
+        text.encode()
+        assert data_of(text)["labels"]["files"] == files
+
+    @pytest.mark.parametrize(("width", "key"), [(4, "numbers"), (8, "numbers"), (9, "bars")])
+    def test_features_are_numbers_or_bars(self, width, key):
+        data = data_of(page(cleaning(shape=(width,)), top=6, folder="out"))
+        assert {"numbers", "bars", "pictures"} & set(data) == {key}
+        assert len(data[key]) == 6
+        assert len(data[key][0]) == width
+        if key == "numbers":
+            assert data["columns"] == [f"feature {k}" for k in range(width)]
+
+    def test_script_is_the_only_one_that_may_run(self):
+        text = page(cleaning(), top=1, folder="out")
+        script = re.search(r"<script>(.*?)</script>", text, re.S)[1]
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in text
+        assert "default-src 'none'" in text
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+    @pytest.mark.parametrize("shape", [(8, 8), (4,), (20,)])
+    def test_nothing_flagged(self, shape):
+        data = data_of(page(cleaning(wrong=0.0, shape=shape), top=5, folder="out"))
+        assert data["cards"]["index"] == []
+        assert data["pairs"] == []
+
+    def test_fifty_thousand_examples_stay_small(self):
+        """Pictures of noise, which pack worst, and long names."""
+        n = 50_000
+        names = [f"class number {k}" for k in range(100)]
+        many = cleaning(n=n, names=names, shape=(3, 32, 32))
+        text = page(many, top=500, folder="out")
+        assert len(text) < 5_000_000
+        data = data_of(text)
+        assert len(data["pictures"]) == 500
+        assert len(data["labels"]["given"]) == n
+        # With files of long names, the labels leave no room for the pictures, and stay behind.
+        e = many.source.examples
+        files = tuple(f"some/long/folder/of/images/{i:06}/picture-{i:06}.jpg" for i in range(n))
+        source = Source(
+            "x", "folder", Examples(e.inputs, e.labels, e.names, files), many.source.values
+        )
+        text = page(cleaning(source=source, issues=many.issues), top=500, folder="out")
+        assert len(text) < 5_000_000
+        data = data_of(text)
+        assert data["labels"] is None
+        assert len(data["pictures"]) == 500
+        assert ROOM - LEAST_FOR_PICTURES > 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+a", "'+a"),
+        ("-", "'-"),
+        ("@x", "'@x"),
+        ("\tx", "'\tx"),
+        ("\rx", "'\rx"),
+        ("-1", "-1"),
+        ("+1.5e-3", "+1.5e-3"),
+        ("-1+cmd", "'-1+cmd"),
+        ("-inf", "'-inf"),
+        ("'x", "'x"),
+        ("cat", "cat"),
+        ("", ""),
+    ],
+)
+def test_no_cell_is_a_formula(cell, written):
+    assert safe(cell) == written
+    assert plain(written) == cell

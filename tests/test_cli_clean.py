@@ -1,0 +1,369 @@
+"""``neuvar clean`` from the command line to the files it leaves."""
+
+import csv
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from neuvar.cleaning import finding, judge_labels
+from neuvar.cleaning.inputs import Examples
+from neuvar.cli import clean, main
+from neuvar.cli.clean import TRAINING, standardised
+from neuvar.data import mnist_excerpt
+from neuvar.labels import corrupt
+
+REAL = finding.find_label_issues
+FILES = {"index.html", "issues.csv", "labels.csv", "labels.npy", "summary.json", "summary.md"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def neuvar(capsys, *arguments):
+    """Exit code and what was said on both streams."""
+    try:
+        code = main([str(word) for word in arguments])
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def digits():
+    """A few images of which two have a wrong label, and probabilities that know it."""
+    rng = np.random.default_rng(0)
+    truth = np.arange(30) % 3
+    given = truth.copy()
+    given[[4, 11]] = 0, 0
+    np.savez("digits.npz", images=rng.integers(0, 256, (30, 6, 6), dtype=np.uint8), labels=given)
+    p = np.full((30, 3), 0.1)
+    p[np.arange(30), truth] = 0.8
+    p[4] = 0.05, 0.9, 0.05
+    np.save("p.npy", p)
+    return given, truth
+
+
+class Finder:
+    """Stands in for the training, and remembers what it was asked."""
+
+    def __init__(self):
+        self.calls, self.during = [], lambda: None
+
+    def __call__(self, model, data, *, progress=None, **options):
+        self.calls.append((model, data, options))
+        for share in np.linspace(0, 1, 41):
+            progress(float(share))
+        self.during()
+        p = np.full((len(data), len(data.names)), 0.05)
+        p[np.arange(len(data)), np.arange(len(data)) % len(data.names)] = 1
+        return judge_labels(p / p.sum(1, keepdims=True), data.labels, names=data.names)
+
+
+@pytest.fixture
+def finder(monkeypatch):
+    made = Finder()
+    monkeypatch.setattr(finding, "find_label_issues", made)
+    return made
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_probabilities_to_files(capsys, digits):
+    given, truth = digits
+    code, out, err = neuvar(capsys, "clean", "digits.npz", "--probabilities", "p.npy")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "30 examples of 3 classes"
+    assert lines[1].startswith("2 of 30 labels are flagged (6.7 %); about ")
+    assert [line.split() for line in lines[2:5]] == [
+        ["given", "suggested", "flagged"],
+        ["0", "1", "1"],
+        ["0", "2", "1"],
+    ]
+    assert lines[5:] == [
+        "written: out/clean/index.html, where the worst can be accepted or rejected",
+        'cleaned labels: numpy.load("out/clean/labels.npy")',
+    ]
+    folder = Path("out/clean")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert (np.load(folder / "labels.npy") == truth).all()
+    issues = rows_of(folder / "issues.csv")
+    assert [row["index"] for row in issues[:2]] == ["4", "11"]
+    assert [row["flagged"] for row in issues].count("true") == 2
+    assert [int(row["label"]) for row in rows_of(folder / "labels.csv")] == truth.tolist()
+    said = json.loads((folder / "summary.json").read_text())
+    assert said["command"] == "neuvar clean digits.npz --probabilities p.npy"
+    assert said["settings"] == {"probabilities": "p.npy"}
+    assert said["seed"] is None
+    assert (given[[4, 11]] == 0).all()
+
+
+def test_options_reach_the_training(capsys, digits, finder):
+    words = "--b 0.02 --epochs 7 --batch-size 16 --lr 0.05 --seed 5 --precision bf16 --top 1"
+    code, out, _ = neuvar(capsys, "clean", "digits.npz", *words.split(), "--out", "a/b")
+    assert code == 0
+    (model, data, options), *more = finder.calls
+    assert more == []
+    assert isinstance(model, torch.nn.Module)
+    assert len(data) == 30
+    wanted = {"b": 0.02, "epochs": 7, "batch_size": 16, "lr": 0.05, "seed": 5}
+    assert options == wanted | {"device": "cpu", "precision": "bf16"}
+    said = json.loads(Path("a/b/summary.json").read_text())
+    assert said["settings"] | wanted == said["settings"]
+    assert said["seed"] == 5
+    assert "weights" in said["settings"]["network"]
+    assert [line for line in out.splitlines() if line.startswith("trained")] == [
+        f"trained to {10 * k}%, less than 1 s left" for k in range(1, 10)
+    ]
+    assert '"index":[4]' in Path("a/b/index.html").read_text()
+
+
+def test_defaults_are_those_of_the_library(capsys, digits, finder):
+    assert neuvar(capsys, "clean", "digits.npz")[0] == 0
+    assert finder.calls[0][2] == TRAINING
+    there = inspect.signature(REAL).parameters
+    assert {name: there[name].default for name in TRAINING} == TRAINING
+
+
+def test_a_bar_for_a_person(capsys, digits, finder, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    code, out, _ = neuvar(capsys, "clean", "digits.npz")
+    assert code == 0
+    assert "trained to" not in out
+    assert "training" in out
+    for name in ("rich", "rich.progress"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, out, _ = neuvar(capsys, "clean", "digits.npz", "--overwrite")
+    assert code == 0
+    assert "trained to 50%" in out
+
+
+def test_features_are_standardised_for_the_training_only(capsys, finder):
+    rows = "1,50000,x\n3,70000,y\n2,60000,x\n2,60000,y\n" * 5 + "1,50000,y\n3,70000,y\n"
+    Path("t.csv").write_text(f"a,b,label\n{rows}")
+    assert neuvar(capsys, "clean", "t.csv")[0] == 0
+    inputs = finder.calls[0][1].inputs
+    assert inputs.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert inputs.std(0, correction=0).tolist() == pytest.approx([1, 1])
+    assert '"numbers":[[1.0,50000.0]]' in Path("out/clean/index.html").read_text()
+
+
+def test_standardised():
+    labels, names = np.array([0, 1]), ("a", "b")
+    flat = Examples(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), labels, names)
+    assert standardised(flat).inputs.tolist() == [[-1, 0], [1, 0]]
+    image = Examples(torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]]), labels, names)
+    assert standardised(image).inputs.tolist() == [[[-1, 1]], [[1, -1]]]
+    far = Examples(torch.tensor([[1e9], [1e9 + 128]]), labels, names)
+    assert standardised(far).inputs.tolist() == [[-1], [1]]
+    bytes_ = Examples(torch.zeros(2, 3, 3, dtype=torch.uint8), labels, names)
+    assert standardised(bytes_) is bytes_
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--b -1", "argument --b: must be auto or a finite number >= 0, got '-1'"),
+        ("--b nan", "argument --b: must be auto or a finite number >= 0, got 'nan'"),
+        ("--b much", "argument --b: must be auto or a finite number >= 0, got 'much'"),
+        ("--lr 0", "argument --lr: must be a finite number > 0, got '0'"),
+        ("--epochs 0", "argument --epochs: must be an integer >= 1, got '0'"),
+        ("--batch-size x", "argument --batch-size: must be an integer >= 1, got 'x'"),
+        ("--top -1", "argument --top: "),
+        ("--precision fp8", "argument --precision: invalid choice: 'fp8'"),
+        ("--device tpu", "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
+        ("--size 8", "--size is for folders of images, got digits.npz"),
+        ("--labels z", "got 'z'"),
+        ("--probabilities q.npy", "--probabilities must be a .npy, .npz or .csv file, got 'q.npy'"),
+        ("--probabilities p.npy --epochs 3", "--epochs must not be given with --probabilities"),
+        ("--probabilities p.npy --seed 0", "--seed must not be given with --probabilities"),
+        ("--decisions d.csv --overwrite", "--overwrite must not be given with --decisions"),
+        ("--decisions d.csv --top 0", "--top must not be given with --decisions"),
+        ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
+        ("--decisions d.csv", "out/clean has no result of neuvar clean"),
+        ("--out digits.npz", "--out must be a folder, digits.npz is a file"),
+        ("--epoch 3", "unrecognized arguments: --epoch 3"),
+    ],
+)
+def test_bad_options_get_one_sentence(capsys, digits, finder, words, sentence):
+    code, out, err = neuvar(capsys, "clean", "digits.npz", *words.split())
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert finder.calls == []
+    assert not Path("out").exists()
+
+
+def test_bad_probabilities(capsys, digits):
+    np.save("short.npy", np.full((29, 3), 1 / 3))
+    np.save("wide.npy", np.full((30, 2), 1 / 2))
+    np.save("sum.npy", np.full((30, 3), 1 / 2))
+    for name, sentence in (
+        ("short.npy", "same length, got 29 and 30"),
+        ("wide.npy", "a column for each of the 3 classes of digits.npz, got 2 columns"),
+        ("sum.npy", "must sum to 1"),
+    ):
+        code, _, err = neuvar(capsys, "clean", "digits.npz", "--probabilities", name)
+        assert code == 2
+        assert sentence in err
+        assert err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_data_and_results_keep_apart(capsys, finder):
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a/1.png", "b/1.png"):
+        Path("photos", name).parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.zeros((8, 8), np.uint8)).save(Path("photos", name))
+    for out in ("photos", "photos/clean"):
+        code, _, err = neuvar(capsys, "clean", "photos", "--out", out)
+        assert code == 2
+        assert "--out must not be inside of photos" in err
+    code, out, _ = neuvar(capsys, "clean", "photos", "--size", "4", "--out", "photos-clean")
+    assert code == 0
+    assert finder.calls[0][1].inputs.shape == (2, 4, 4)
+    assert out.endswith("cleaned labels: column label of photos-clean/labels.csv, by file\n")
+    page = Path("photos-clean/index.html").read_text()
+    assert "neuvar clean photos --size 4 --decisions decisions.csv --out photos-clean" in page
+
+
+def test_an_earlier_result(capsys, digits, finder):
+    assert neuvar(capsys, "clean", "digits.npz")[0] == 0
+    code, _, err = neuvar(capsys, "clean", "digits.npz")
+    assert code == 2
+    assert err == "neuvar: out/clean has an earlier result, which --overwrite would replace\n"
+    assert len(finder.calls) == 1  # it is said before the training, not after it
+    assert neuvar(capsys, "clean", "digits.npz", "--overwrite", "--seed", "9")[0] == 0
+    assert json.loads(Path("out/clean/summary.json").read_text())["seed"] == 9
+
+
+def test_interrupted_while_training(capsys, digits, finder):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    finder.during = interrupt
+    code, _, err = neuvar(capsys, "clean", "digits.npz")
+    assert (code, err) == (130, "neuvar: interrupted\n")
+    assert not Path("out").exists()
+
+
+def test_a_folder_that_appears_during_the_training_is_left_alone(capsys, digits, finder):
+    def appear():
+        Path("out/clean").mkdir(parents=True)
+        Path("out/clean/mine.txt").write_text("mine")
+
+    finder.during = appear
+    code, _, err = neuvar(capsys, "clean", "digits.npz", "--overwrite")
+    assert code == 2
+    assert "mine.txt" in err
+    assert [path.name for path in Path("out").rglob("*")] == ["clean", "mine.txt"]
+
+
+def test_no_escape_reaches_the_screen(capsys):
+    names = np.array(["\x1b[31mred", "ok"])[np.arange(10) % 2]
+    np.savez("d.npz", x=np.zeros((10, 4), np.float32), y=names)
+    p = np.full((10, 2), 0.1)
+    p[:, 0] = 0.9
+    np.save("p.npy", p)
+    code, out, err = neuvar(capsys, "clean", "d.npz", "--probabilities", "p.npy")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert "�[31mred" in out
+
+
+def test_decisions_are_applied_without_training(capsys, digits, monkeypatch):
+    given, truth = digits
+    neuvar(capsys, "clean", "digits.npz", "--probabilities", "p.npy")
+    finder = Finder()
+    monkeypatch.setattr(finding, "find_label_issues", finder)
+    Path("decisions.csv").write_text(
+        "index,given,suggested,decision,label\n4,0,1,reject,0\n11,0,2,other,1\n"
+    )
+    code, out, err = neuvar(capsys, "clean", "digits.npz", "--decisions", "decisions.csv")
+    assert (code, err) == (0, "")
+    assert out == ('2 decisions applied; cleaned labels: numpy.load("out/clean/labels.npy")\n')
+    wanted = truth.copy()
+    wanted[[4, 11]] = 0, 1
+    assert (np.load("out/clean/labels.npy") == wanted).all()
+    assert [int(row["label"]) for row in rows_of("out/clean/labels.csv")] == wanted.tolist()
+    assert finder.calls == []
+    assert (given[[4, 11]] == 0).all()
+
+
+def test_help_has_examples(capsys):
+    code, out, _ = neuvar(capsys, "clean", "--help")
+    assert code == 0
+    assert "\nexamples:\n  neuvar clean photos " in out
+    for name, value in TRAINING.items():
+        assert f"--{name.replace('_', '-')} " in out
+        assert f"(default: {value})" in " ".join(out.split())
+    assert "clean" in neuvar(capsys, "--help")[1]
+
+
+def noisy_digits(count):
+    train = mnist_excerpt().train
+    noisy = corrupt("symmetric", train.labels[:count], 0.2, classes=10, seed=0)
+    np.savez("digits.npz", images=train.images[:count].numpy(), labels=noisy.noisy.numpy())
+    return noisy
+
+
+def test_the_real_thing_finds_wrong_labels(capsys):
+    """One training on the excerpt: most of the worst are wrong, and the same seed says the same."""
+    noisy = noisy_digits(1000)
+    words = ["clean", "digits.npz", "--b", "0.03", "--epochs", "12", "--seed", "1", "--out"]
+    for out in ("one", "two"):
+        code, _, err = neuvar(capsys, *words, out)
+        assert (code, err) == (0, "")
+    for name in ("issues.csv", "labels.csv"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+    worst = [int(row["index"]) for row in rows_of("one/issues.csv")[:100]]
+    assert noisy.mask.numpy()[worst].mean() > 0.8
+    cleaned = np.load("one/labels.npy")
+    clean_labels = noisy.clean.numpy()
+    assert (cleaned == clean_labels).mean() > (noisy.noisy.numpy() == clean_labels).mean()
+
+
+@pytest.mark.slow
+def test_control_c_leaves_nothing_behind(here):
+    """A real interrupt in the middle of a real training."""
+    noisy_digits(1000)
+    command = [sys.executable, "-m", "neuvar", "clean", "digits.npz", "--b", "0.03"]
+    process = subprocess.Popen(
+        [*command, "--epochs", "500", "--out", "deep/out"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout.readline() == "1,000 examples of 10 classes\n"
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "neuvar: interrupted\n")
+    assert [path.name for path in here.iterdir()] == ["digits.npz"]
+
+
+def test_lines_are_few(capsys):
+    lines = clean._Lines()
+    for share in np.linspace(0, 1, 1001):
+        lines(float(share))
+    assert capsys.readouterr().out.count("\n") == 9
