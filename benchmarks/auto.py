@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.nn.functional import cross_entropy
+
+from neuvar import NVRMSGD
 from neuvar.engine import Results, sweep
 from neuvar.experiments.flips import cifar_run, mnist_run
 from neuvar.experiments.permuted import task_run
 from neuvar.experiments.runs import Run
+from neuvar.models import build
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -100,6 +106,31 @@ def row(problem: Problem, seeds: int, folder: Path) -> str:
     )
 
 
+def cost(rounds: int = 9, steps: int = 40) -> str:
+    """Time of training steps with b that sets itself, over that with a fixed b, in turns."""
+    said = []
+    for name, shape, batch in (("mlp", (1, 28, 28), 128), ("resnet-10", (3, 32, 32), 128)):
+        x, y = torch.rand(batch, *shape), torch.arange(batch) % 10
+        ways = {}
+        for b in (0.03, "auto"):
+            model = build(name, classes=10, seed=0, shape=shape)
+            ways[b] = model, NVRMSGD(model.parameters(), lr=0.1, momentum=0.9, b=b)
+        times: dict[Any, list[float]] = {b: [] for b in ways}
+        for _ in range(rounds):
+            for b, (model, optimizer) in ways.items():
+                began = time.perf_counter()
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    loss = cross_entropy(model(x), y)
+                    loss.backward()
+                    optimizer.tell(loss)
+                    optimizer.step()
+                times[b].append(time.perf_counter() - began)
+        ratios = [a / f for a, f in zip(times["auto"], times[0.03], strict=True)]
+        said.append(f"{name} {statistics.median(ratios):.3f}")
+    return f"Cost of a step, auto over a fixed b, median of {rounds} rounds: {', '.join(said)}."
+
+
 def told(event: Any) -> None:
     """One line for each start and end."""
     if event.kind != "progress":
@@ -134,7 +165,7 @@ def main() -> None:
     )
     lines = [f"| {' | '.join(columns)} | every b |", "|" + " --- |" * 7]
     lines += [row(problem, options.seeds, options.results) for problem in PROBLEMS.values()]
-    text = "Accuracy in per cent, mean ± deviation.\n\n" + "\n".join(lines) + "\n"
+    text = "Accuracy in per cent, mean ± deviation.\n\n" + "\n".join(lines) + f"\n\n{cost()}\n"
     (options.results / "auto.md").write_text(text)
     print(text)
 

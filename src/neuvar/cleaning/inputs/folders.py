@@ -51,7 +51,7 @@ def read_folder(
             f"{folder} must have a folder of images for each class, it has "
             f"{len(names)} folders and no image in them"
         )
-    return _read(folder, files, size), [file.split("/")[0] for file in files], names, tuple(files)
+    return read_images(folder, files, size), [file.split("/")[0] for file in files], names, tuple(files)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _read(folder: Path, files: list[str], size: int | None) -> Tensor:
+def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
     try:
         import PIL  # noqa: F401
     except ImportError as error:
