@@ -22,7 +22,7 @@ from neuvar.cleaning.given import (
 )
 from neuvar.cleaning.inputs import Examples, read_examples
 from neuvar.cleaning.inputs.folders import KINDS as IMAGES
-from neuvar.cleaning.inputs.folders import read_images as read_images
+from neuvar.cleaning.inputs.folders import read_images
 from neuvar.cleaning.inputs.labels import read_labels
 from neuvar.cleaning.issues import Array
 

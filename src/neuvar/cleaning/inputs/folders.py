@@ -51,7 +51,8 @@ def read_folder(
             f"{folder} must have a folder of images for each class, it has "
             f"{len(names)} folders and no image in them"
         )
-    return read_images(folder, files, size), [file.split("/")[0] for file in files], names, tuple(files)
+    classes = [file.split("/")[0] for file in files]
+    return read_images(folder, files, size), classes, names, tuple(files)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -86,6 +87,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
+    """Images below a folder, all brought to one size: grey if all of them are, else in colour."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
