@@ -15,7 +15,7 @@ demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without N
 	$(BIN)/neuvar demo
 
 test: $(VENV)/.installed-dev lint ## lint, type check and all tests
-	$(BIN)/python -m pytest -m "not browser and not ray"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser and not ray" -n 2 --dist loadfile
 
 marked: $(VENV)/.installed-dev ## the tests that make test leaves out: a browser, a Ray cluster
 	$(BIN)/python -m pytest -m "browser or ray"

@@ -87,6 +87,8 @@ def runs_of(kind):
         """Of what goes together, all or nothing."""
         if kind is Training and not (values["label_noise"] and values["noise_rate"]):
             values |= {"label_noise": "", "noise_rate": 0.0}
+        if values["auto_b"]:
+            values |= {"b": 0.0}
         if kind is Tasks and not values["penalty"]:
             values |= {"strength": 0.0, "fisher_images": 0}
         if kind is Tasks:

@@ -66,8 +66,8 @@ class AutoB(NamedTuple):
     def change(self) -> float:
         """By how much log b changes now.
 
-        >>> AutoB(first=2.3, loss=0.3, cost=0.4).change == 0
-        True
+        >>> round(AutoB(first=2.5, loss=0.5, cost=0.4).change, 6)
+        0.0
         >>> AutoB(first=2.3, loss=2.4, cost=0.0).change == -RATE
         True
         """
