@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
-from neuvar.optim import auto
 from neuvar.optim.auto import AutoB
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
@@ -103,7 +101,6 @@ class NVRM(Wrapper):
                 "weights of the processes would drift apart"
             )
         self._mode, self._ranks = mode, ranks
-        self._told: Tensor | float | None = None
         super().__init__(
             inner,
             b=b,
@@ -116,11 +113,7 @@ class NVRM(Wrapper):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {
-            "_mode": self._mode,
-            "_ranks": self._ranks,
-            "_told": None,
-        }
+        return super().__getstate__() | {"_mode": self._mode, "_ranks": self._ranks}
 
     @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -146,7 +139,11 @@ class NVRM(Wrapper):
         return loss
 
     def tell(self, loss: Tensor | float) -> None:
-        """Tell the loss whose gradient the next step takes, which ``b="auto"`` needs to know.
+        """Tell ``b="auto"`` a loss, after its ``backward()``.
+
+        Where a gradient is made up of parts, tell each loss that ``backward()`` is called on. Where
+        it is scaled or clipped, tell after ``scaler.unscale_(optimizer)`` and before clipping. With
+        a number for b this does nothing.
 
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), b="auto")
@@ -159,35 +156,59 @@ class NVRM(Wrapper):
         """
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)}")
-        self._told = loss.detach() if isinstance(loss, Tensor) else loss
+        groups = self._auto_groups()
+        if not groups:
+            return
+        control = AutoB(*groups[0]["auto"])
+        control = control._replace(told=control.told + 1)
+        if control.due:  # reading a number makes a device wait
+            params = [p for group in groups for p in group["params"]]
+            cost = self._weights.carried.along_gradients(params)
+            value = loss.detach() if isinstance(loss, Tensor) else loss
+            control = control.hears(float(value), cost)
+        for group in groups:
+            group["auto"] = tuple(control)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the b of a group sets itself."""
+        return bool(self._auto_groups())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and the losses that were told of them."""
+        super().zero_grad(set_to_none)
+        for group in self._auto_groups():
+            group["auto"] = tuple(AutoB(*group["auto"]).forgets())
+
+    def _auto_groups(self) -> list[dict[str, Any]]:
+        """The groups whose b sets itself; they share one control."""
+        return [group for group in self.param_groups if "auto" in group]
 
     @not_compiled()
     def _control_b(self) -> None:
         """Set b anew now and then, by what noise costs and what has been learned."""
-        groups = [group for group in self.param_groups if "auto" in group]
-        told, self._told = self._told, None
+        groups = self._auto_groups()
         if not groups or not self._is_real_step() or self._weights.holds:
             return
-        if told is None:
-            raise RuntimeError(
-                'b="auto" needs the loss: call optimizer.tell(loss) before step(), or give step() '
-                "a closure that returns it"
-            )
         control, drawn = AutoB(*groups[0]["auto"]), self._latest()
-        # The gradient of parts under different noise tells nothing of the last one's.
-        alone = drawn.number == control.drawn and drawn.sign == 1
-        if not control.steps:
-            control = control._replace(first=self._agreed(0.0, float(told))[1])
-        control = control._replace(drawn=drawn.number + 1, steps=control.steps + 1)
-        change = 0.0
-        if alone and control.steps % auto.EVERY == 0:
-            params = [p for group in groups for p in group["params"]]
-            cost, loss = self._agreed(self._weights.eps.along_gradients(params), float(told))
-            if math.isfinite(cost) and math.isfinite(loss):
-                control = control.seen(cost, loss)
-                change = control.change
+        if not control.told:
+            raise RuntimeError(
+                'b="auto" needs the loss: call optimizer.tell(loss) between backward() and step(), '
+                "or give step() a closure that returns it"
+            )
+        if (drawn.number, drawn.sign) != (control.drawn, 1):
+            raise RuntimeError(
+                'b="auto" needs the whole gradient under one draw of noise, but it was drawn anew '
+                "by resample(); give a number for b"
+            )
+        b = groups[0]["b"]
+        if control.due:
+            looks = control.looks
+            control = control.sees(*self._agreed(control.new_cost, control.new_loss))
+            b = control.applied(b) if control.looks > looks else b
+        control = control.forgets()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
         for group in groups:
-            group |= {"auto": tuple(control), "b": group["b"] * math.exp(change)}
+            group |= {"auto": tuple(control), "b": b}
 
     def _agreed(self, cost: float, loss: float) -> tuple[float, float]:
         """What all processes have found, so that they go on with the same b."""

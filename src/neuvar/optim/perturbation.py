@@ -68,10 +68,9 @@ class Perturbation:
             if p in self.terms and p.grad is not None:
                 slot, draw, b = self.terms[p]
                 g = local(p.grad).detach()
-                products += [
-                    draw.sign * b * (x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)
-                ]
-        return float(torch.stack(products).sum()) if products else 0.0
+                parts = [(x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)]
+                products.append((torch.stack(parts).sum(), draw.sign * b))
+        return sum(b * float(product) for product, b in products)
 
     def turned(self) -> Perturbation:
         """The same noise with its sign turned."""

@@ -247,9 +247,7 @@ class Wrapper(Optimizer):
         for key, value in self._options.items():
             group.setdefault(key, value)
         if group["b"] == AUTO:
-            begun = [g for g in self.inner.param_groups if "auto" in g]
-            like = begun[0] if begun else {"b": auto.start(self.inner.param_groups), "auto": None}
-            group |= {"b": like["b"], "auto": like["auto"] or tuple(auto.AutoB())}
+            group |= auto.beginning(self.inner.param_groups)
         group["b"] = float(group["b"])
 
     def _check_group(self, group: dict[str, Any], *, new: bool = True) -> None:

@@ -171,16 +171,16 @@ class Loop:
             optimizer.climb()
             self._backward(group, count=False)
             optimizer.descend()  # a gradient scaler may leave the step out
-        if self.clip:
+        controlled = isinstance(optimizer, NVRM) and optimizer.controlled
+        if self.clip or self.penalty is not None or controlled:
             self.scaler.unscale_(optimizer)
+        if isinstance(optimizer, NVRM):
+            optimizer.tell(loss)  # before the gradient is clipped
+        if self.clip:
             if self.penalty is not None:
                 self.penalty.before_clip(self.model)
             trained = [p for g in optimizer.param_groups for p in g["params"]]
             nn.utils.clip_grad_norm_(trained, self.clip)
-        elif self.penalty is not None and self.scaler.is_enabled():
-            self.scaler.unscale_(optimizer)
-        if isinstance(optimizer, NVRM):
-            optimizer.tell(loss)
         self.scaler.step(optimizer)
         self.scaler.update()
         if self.penalty is not None:
@@ -200,9 +200,9 @@ class Loop:
                 if self.observe is not None:
                     self.observe(batch, scores.detach())
             value = value / len(group) if len(group) > 1 else value
-            total = total + value.detach()
             if self.penalty is not None and number == 0:
                 value = value + self.penalty(self.model)
+            total = total + value.detach()
             self.scaler.scale(value).backward()
         return total
 
