@@ -83,8 +83,8 @@ class TestWhatIsFound:
         split = mnist_excerpt().train
         few = Split(split.images[:100], split.labels[:100])
         model = mlp((784, 8, 10), seed=0)
-        one = find_label_issues(model, few, b=0.01, epochs=1)
-        other = find_label_issues(model, (few.images, few.labels), b=0.01, epochs=1)
+        one = find_label_issues(model, few, b=0.01, epochs=9)
+        other = find_label_issues(model, (few.images, few.labels), b=0.01, epochs=9)
         assert (one.probabilities == other.probabilities).all()
 
     def test_names(self):
@@ -119,8 +119,70 @@ class TestWhatIsFound:
             False,
         ]
 
+    def test_numbers_that_leave_classes_out(self):
+        """They are the numbers of columns, or of scores, not of the classes that occur."""
+        p = np.full((6, 10), 0.02)
+        labels = np.array([0, 5, 9, 0, 5, 9])
+        p[np.arange(6), labels] = 0.82
+        x = np.zeros((6, 4), np.float32)
+        p, labels, x = (np.concatenate([part, part]) for part in (p, labels, x))
+        tensors = TensorDataset(*map(torch.from_numpy, (x, labels)))
+        for data in (labels, (x, labels), [x, labels], tensors):
+            found = find_label_issues(p, data)
+            assert not found.flagged.any()
+            assert sorted(set(found.labels.tolist())) == [0, 5, 9]
+        x, y, wrong = blobs(n=200)
+        model = mlp((5, 32, 7), seed=0)
+        found = find_label_issues(model, (x, 2 * y), b=0.05, **QUICK)
+        assert sorted(set(found.labels.tolist())) == [0, 2, 4]
+        assert (found.flagged == wrong).mean() > 0.95
+        named = find_label_issues(model, (x, y), names=list("abcdefg"), b=0.05, **QUICK)
+        assert named.names == tuple("abcdefg")
+
+    def test_text_with_probabilities(self):
+        p, words = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], ["yes", "no", "no"]
+        assert find_label_issues(p, words, names=["yes", "no"]).flagged.tolist() == [
+            False, False, True,
+        ]  # fmt: skip
+        assert find_label_issues(p, words).names == ("no", "yes")
+
+
+def found_in_model(model, x, y):
+    return find_label_issues(model, (x, y), b=0.01, **QUICK)
+
 
 class TestHowItTrains:
+    def test_dropout_depends_on_the_seed_alone(self):
+        x, y, _ = blobs()
+        model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
+        state = torch.get_rng_state()
+        one = find_label_issues(model, (x, y), b=0.01, **QUICK)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+        other = find_label_issues(model, (x, y), b=0.01, **QUICK)
+        assert (one.probabilities == other.probabilities).all()
+
+    def test_batch_normalisation_and_one_example_too_many(self):
+        x, y, _ = blobs(n=65)
+        model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        found = find_label_issues(model, (x, y), b=0.01, **QUICK)
+        assert len(found) == 65
+
+    def test_noise_on_the_model_is_not_taken_for_its_weights(self):
+        x, y, _ = blobs()
+        model, _ = train_once(
+            network(), read_examples((x, y)), b=0.05, momentum=0.9, weight_decay=0.0, seed=0,
+            device="cpu", precision="float32", **QUICK,
+        )  # fmt: skip
+        clean = find_label_issues(model, (x, y), trained=True)
+        copied = found_in_model(model, x, y)
+        optimizer = neuvar.NVRMSGD(model.parameters(), lr=1e-30, b=0.5)
+        nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+        assert (find_label_issues(model, (x, y), trained=True).quality == clean.quality).all()
+        assert (found_in_model(model, x, y).quality == copied.quality).all()
+        optimizer.eval()
+
     def test_the_history_is_the_mean_of_what_was_seen(self):
         history = History(4, 2, torch.device("cpu"))
         batch = (None, None, torch.tensor([2, 0]))
@@ -210,7 +272,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("model", "options", "word"),
         [
-            (network(4), {}, r"one score for each of 3 classes, shape \(2, 3\) .* got \(2, 4\)"),
+            (network(2), {}, r"one score for each of 3 classes, shape \(2, 3\) .* got \(2, 2\)"),
             (network(), {"epochs": 0}, "epochs"),
             (network(), {"b": -1.0}, "b must be"),
             (network(), {"b": "best"}, "b must be"),
@@ -225,6 +287,18 @@ class TestWhatIsRefused:
         x, y, _ = blobs(n=60)
         with pytest.raises(ValueError, match=word):
             find_label_issues(model, (x, y), **({"b": 0.01, "epochs": 1} | options))
+
+    def test_a_network_that_learned_nothing(self):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(400, 5)).astype(np.float32)
+        y = rng.integers(3, size=400)
+        with pytest.raises(ValueError, match="learned nothing about the labels: it agrees with"):
+            find_label_issues(network(), (1e-6 * x, y), b=0.5, **QUICK)
+
+    def test_inputs_that_the_model_does_not_take(self):
+        x, y, _ = blobs()
+        with pytest.raises(ValueError, match=r"model does not take inputs of shape \(2, 4\): "):
+            find_label_issues(nn.Sequential(nn.Linear(5, 3)), (x[:, :4], y))
 
     def test_one_class(self):
         with pytest.raises(ValueError, match="class"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from neuvar.cleaning.inputs import Examples, read_examples
+from neuvar.cleaning.inputs import Examples, read_examples, read_given
 from neuvar.cleaning.issues import Array, LabelIssues
-from neuvar.cleaning.judging import checked_labels, judge_labels
+from neuvar.cleaning.judging import checked_probabilities, judge_labels
 from neuvar.data import Batches, normalization
 from neuvar.measures.checks import whole_number
 from neuvar.optim import NVRMSGD
+from neuvar.optim.weights import held_clean
 from neuvar.train import fit
 from neuvar.train.evaluation import autocast, device_of, in_evaluation_mode, not_half
 
@@ -63,9 +66,11 @@ def find_label_issues(
             probabilities from elsewhere, shape (n, classes): then nothing is trained.
         data: a pair of inputs and labels (arrays, tensors), a :class:`neuvar.data.Dataset` or
             :class:`~neuvar.data.Split`, a torch dataset, or a folder with a folder of images for
-            each class. Labels alone if the model is probabilities.
+            each class. Labels alone if the model is probabilities. Images of bytes are normalised
+            by their own mean and deviation; other inputs are taken as they are, so bring features
+            to a similar scale.
         trained: take the model as it is, and do not train; one that has memorized the labels has
-            little to say.
+            little to say. Give it the inputs that it was trained on, as floats.
         b: scale of the noise, or "auto".
         epochs: how often all examples are seen; the learning rate is divided by ten after each
             third.
@@ -91,9 +96,10 @@ def find_label_issues(
     True
     """
     if not isinstance(model, nn.Module):
-        labels = data if _is_bare(data) else read_examples(data).labels
-        return judge_labels(model, checked_labels(labels), names=names)
-    examples = read_examples(data)
+        given = checked_probabilities(model)
+        labels, known = read_given(data, given.shape[1], names)
+        return judge_labels(given, labels, names=known)
+    examples = _for_the_scores_of(model, data, names)
     if trained:
         found = probabilities_of(model, examples, precision=precision)
     else:
@@ -111,7 +117,19 @@ def find_label_issues(
             precision=precision,
             progress=progress,
         )
-    return judge_labels(found, examples.labels, names=names or examples.names)
+    _refuse_nothing_learned(found, examples)
+    return judge_labels(found, examples.labels, names=examples.names)
+
+
+def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None) -> Examples:
+    """The examples, with as many classes as the model has scores if labels are numbers."""
+    examples = data if isinstance(data, Examples) else read_examples(data, names=names)
+    scores = _scores_of_two(model, examples)
+    classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+    if names is None and classes > len(examples.names) and not isinstance(data, (Examples, str)):
+        labels, known = read_given(data, classes)
+        return Examples(examples.inputs, labels, known, examples.files)
+    return examples
 
 
 def train_once(
@@ -132,64 +150,107 @@ def train_once(
     """A trained copy of the model, and the mean probabilities that examples got in training."""
     epochs = whole_number("epochs", epochs, least=1)
     check_scores(model, examples)
-    trained = copy.deepcopy(model).to(device)
+    with held_clean(model.parameters()):
+        trained = copy.deepcopy(model).to(device).train()
     optimizer = NVRMSGD(
         trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
     )
     history = History(len(examples.labels), len(examples.names), torch.device(device))
-    found = fit(
-        trained,
-        feed(examples, batch_size, seed=seed, device=device),
-        optimizer,
-        epochs=epochs,
-        schedule=torch.optim.lr_scheduler.StepLR(optimizer, -(-epochs // DROPS)),
-        precision=precision,
-        observe=history,
-        progress=progress,
-    )
+    with _own_generators(torch.device(device), seed):  # of dropout
+        found = fit(
+            trained,
+            feed(examples, _no_single(len(examples), batch_size), seed=seed, device=device),
+            optimizer,
+            epochs=epochs,
+            schedule=torch.optim.lr_scheduler.StepLR(optimizer, -(-epochs // DROPS)),
+            precision=precision,
+            observe=history,
+            progress=progress,
+        )
     if not found.finished:
         raise ValueError(f"the training diverged: {found.reason}; try a smaller lr or b")
     return trained, history.mean()
+
+
+def _no_single(count: int, size: int) -> int:
+    """A batch size that leaves no last batch of one example, which batch normalisation refuses."""
+    size = whole_number("batch_size", size, least=1)
+    return size + 1 if size > 1 and count % size == 1 else size
+
+
+@contextmanager
+def _own_generators(device: torch.device, seed: int) -> Iterator[None]:
+    """Let torch's generators depend on the seed alone, and leave them as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _refuse_nothing_learned(probabilities: Array, examples: Examples) -> None:
+    """A network that agrees with the labels no better than a constant knows nothing about them."""
+    n = len(examples)
+    agreed = float((probabilities.argmax(1) == examples.labels).mean())
+    most = float(np.bincount(examples.labels).max()) / n
+    if agreed <= most + math.sqrt(most * (1 - most) / n):
+        raise ValueError(
+            "the network has learned nothing about the labels: it agrees with "
+            f"{100 * agreed:.0f} % of them, the most frequent class alone with {100 * most:.0f} %; "
+            "bring inputs to a similar scale, or try another lr, more epochs or another network"
+        )
 
 
 class History:
     """Mean of the probabilities that each example got, each time it was trained on."""
 
     def __init__(self, count: int, classes: int, device: torch.device) -> None:
-        self._sums = torch.zeros(count, classes, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(count, classes, device=device)
 
     def __call__(self, batch: tuple[Tensor, ...], scores: Tensor) -> None:
-        self._sums[batch[2]] += softmax(scores.double(), 1)
+        self._sums[batch[2]] += softmax(scores.float(), 1)
 
     def mean(self) -> Array:
         """Probabilities, with rows that sum to 1."""
-        return (self._sums / self._sums.sum(1, keepdim=True)).cpu().numpy()
+        sums = self._sums.cpu().double()
+        return (sums / sums.sum(1, keepdim=True)).numpy()
 
 
 def probabilities_of(model: nn.Module, examples: Examples, *, precision: str = "float32") -> Array:
     """What a network as it is makes of the examples, in evaluation mode."""
     check_scores(model, examples)
     device, found = device_of(model), []
-    with torch.no_grad(), in_evaluation_mode(model):
+    with torch.no_grad(), held_clean(model.parameters()), in_evaluation_mode(model):
         for inputs, *_ in feed(examples, AT_ONCE, shuffle=False, device=device).epoch(0):
             with autocast(device, precision):
                 scores = model(inputs)
-            found.append(softmax(not_half(scores).double(), 1).cpu())
+            found.append(softmax(not_half(scores).cpu().double(), 1))
     return torch.cat(found).numpy()
 
 
 def check_scores(model: nn.Module, examples: Examples) -> None:
     """Refuse a network that does not give one score for each class."""
-    first = next(iter(feed(examples, 2, shuffle=False, device=device_of(model)).epoch(0)))
-    with torch.no_grad(), in_evaluation_mode(model):
-        scores = model(first[0])
-    classes, wanted = len(examples.names), len(first[0])
-    if not isinstance(scores, Tensor) or scores.shape != (wanted, classes):
+    scores, classes = _scores_of_two(model, examples), len(examples.names)
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(
-            f"model must give one score for each of {classes} classes, shape ({wanted}, {classes}) "
-            f"for {wanted} examples, got {got}"
+            f"model must give one score for each of {classes} classes, shape (2, {classes}) for 2 "
+            f"examples, got {got}"
         )
+
+
+def _scores_of_two(model: nn.Module, examples: Examples) -> Any:
+    """What a model makes of the first two examples."""
+    few = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
+    inputs, *_ = next(iter(feed(few, 2, shuffle=False, device=device_of(model)).epoch(0)))
+    tried = copy.deepcopy(model).eval()  # a layer may be made by its first input
+    try:
+        with torch.no_grad():
+            return tried(inputs)
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"model does not take inputs of shape {tuple(inputs.shape)}: {reason}"
+        ) from error
 
 
 def feed(
@@ -243,9 +304,3 @@ class FeatureBatches:
         for batch in range(start, len(self)):
             index = torch.from_numpy(order[batch * self.size : (batch + 1) * self.size])
             yield tuple(part[index].to(self._device) for part in self._parts)
-
-
-def _is_bare(data: Any) -> bool:
-    """Whether data is labels alone."""
-    pair = isinstance(data, tuple) and len(data) == 2 and not np.isscalar(data[0])
-    return not pair and np.ndim(data.cpu() if isinstance(data, Tensor) else data) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from neuvar.cleaning.inputs.arrays import read_inputs
 from neuvar.cleaning.inputs.folders import read_folder
-from neuvar.cleaning.inputs.labels import read_labels
+from neuvar.cleaning.inputs.labels import NUMBERS, plain_labels, read_labels
 from neuvar.cleaning.inputs.pictures import is_picture, pixels_of, squares
 from neuvar.cleaning.issues import Array
 from neuvar.data import Dataset, Split
@@ -118,6 +119,34 @@ def read_examples(
             f"inputs and labels must have the same length, got {len(found)} and {len(labels)}"
         )
     return Examples(found, labels, every)
+
+
+def read_given(
+    data: Any, classes: int, names: Sequence[str] | None = None
+) -> tuple[Array, tuple[str, ...]]:
+    """Labels, and names of classes, of data or of labels alone, for a known number of classes.
+
+    Numbers may then leave classes out: they are the numbers of the classes.
+
+    >>> labels, names = read_given([0, 2, 2], 3)
+    >>> labels.tolist(), names
+    ([0, 2, 2], ('0', '1', '2'))
+    """
+    if isinstance(data, (Examples, str, os.PathLike)):
+        found = read_examples(data)
+        return found.labels, found.names if names is None else tuple(names)
+    given, own = (data, None) if _is_labels(data) else _parts(data, None)[1:]
+    known = own if names is None else names
+    if known is None and plain_labels(given).dtype.kind in NUMBERS:
+        known = tuple(map(str, range(classes)))
+    return read_labels(given, known)
+
+
+def _is_labels(data: Any) -> bool:
+    """Whether data is labels alone, and no pair of two examples."""
+    if isinstance(data, (list, tuple)):
+        return all(isinstance(value, (str, Real)) or np.ndim(value) == 0 for value in data)
+    return getattr(data, "ndim", None) == 1
 
 
 def _parts(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | None]:
