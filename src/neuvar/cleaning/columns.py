@@ -230,12 +230,13 @@ def safe(cell: str) -> str:
     """A cell of a CSV file that no spreadsheet takes for a formula.
 
     If it begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return, and is no number, an
-    apostrophe is put before it.
+    apostrophe is put before it. So it is before a cell that begins like one made safe.
 
-    >>> safe("=1+1"), safe("cat"), safe("-1")
-    ("'=1+1", 'cat', '-1')
+    >>> safe("=1+1"), safe("cat"), safe("-1"), safe("'=1")
+    ("'=1+1", 'cat', '-1', "''=1")
     """
-    return f"'{cell}" if cell.startswith(FORMULA) and not _NUMBER.fullmatch(cell) else cell
+    formula = cell.lstrip("'").startswith(FORMULA) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if formula else cell
 
 
 def plain(cell: str) -> str:
@@ -244,4 +245,5 @@ def plain(cell: str) -> str:
     >>> plain("'=1+1"), plain("'tis")
     ('=1+1', "'tis")
     """
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell
+    made_safe = cell.startswith("'") and cell.lstrip("'").startswith(FORMULA)
+    return cell[1:] if made_safe else cell

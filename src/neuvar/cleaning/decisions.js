@@ -46,7 +46,7 @@ function tally() {
 
 /** A cell as in the command's own files: quoted if need be, and never a formula. */
 function cell(text) {
-  const formula = /^[=+\-@\t\r]/.test(text) && !/^[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?$/.test(text);
+  const formula = /^'*[=+\-@\t\r]/.test(text) && !/^[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?$/.test(text);
   const safe = formula ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
