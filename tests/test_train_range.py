@@ -31,11 +31,15 @@ def curve(height, scales):
 
 class TestThePlace:
     def test_in_closed_form(self):
-        """For L = a + c b², the cost 2 c b² is the share of L₀ - a - c b² at one b."""
+        """For L = a + c b², the cost 2 c b² is the price at one b."""
         first, a, c = 2.3, 0.5, 4.0
         scales = [0.02 * 1.05**k for k in range(80)]
         b, because = range_test._chosen(curve(lambda b: a + c * b * b, scales), first)
-        assert b == pytest.approx(math.sqrt(SHARE * (first - a) / (c * (2 + SHARE))), rel=1e-3)
+        expected = 0.0
+        for _ in range(100):
+            price = SHARE * math.sqrt((first - a - c * expected**2) * first)
+            expected = math.sqrt(price / (2 * c))
+        assert b == pytest.approx(expected, rel=1e-3)
         assert f"{b:.2g}" in because
 
     def test_a_curve_without_a_price_and_one_that_is_too_steep_from_the_start(self):
@@ -65,6 +69,7 @@ class TestTheWhole:
         assert torch.equal(torch.get_rng_state(), state)
         again = find_b(model, cross_entropy, (x, y), epochs=20)
         assert again.b == found.b
+        assert find_b(model, cross_entropy, (x.numpy(), y.numpy()), epochs=20).b == found.b
         loader = DataLoader(TensorDataset(x, y), batch_size=128)
         batches = list(loader)
         by_loader = find_b(model, cross_entropy, loader, epochs=20)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -24,11 +26,11 @@ from neuvar.train.evaluation import Loss
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FACTORS = tuple(2.0 ** (k / 2) for k in range(-6, 7))
-"""Where the loss is looked at, times the scale that training led to: an eighth to eight times."""
-LOOKED_AT = 500
+FACTORS = tuple(2.0 ** (k / 2) for k in range(-4, 5))
+"""Where the loss is looked at, times the scale that training led to: a quarter to four times."""
+LOOKED_AT = 300
 """On how many examples, at most."""
-DRAWS = 8
+DRAWS = 4
 LEAST = 0.01
 """Share of the loss that must have been learned for its curve to say anything."""
 
@@ -92,17 +94,15 @@ def find_b(
 
     A copy of the model is trained for a tenth of the epochs with ``b="auto"``. Then its loss is
     measured at scales of noise around the one that this led to, and b is taken where the curve
-    becomes too steep: where one more e-fold of b would cost a fixed share of what was learned,
+    becomes too steep for what was learned, by the rule of :class:`neuvar.optim.auto.AutoB`:
 
-    .. math:: \frac{\partial L}{\partial \log b} = s\,(L_0 - L(b)),
-
-    which is the rule of :class:`neuvar.optim.auto.AutoB`.
+    .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 
     Args:
         model: any network; it is left as it is.
         loss: a mean over the examples of a batch.
-        data: a pair of tensors, a ``DataLoader``, or a list or another iterable of batches that
-            can be gone through many times.
+        data: a pair of tensors or arrays, a ``DataLoader``, or a list or another iterable of
+            batches that can be gone through many times.
         epochs: how many the real training will have.
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
             learning rate of .1 and a momentum of .9 by default.
@@ -129,7 +129,8 @@ def find_b(
     with batches.one_pass() as one:
         some = _first(one, LOOKED_AT)
     first = neural_variability(trained, loss, some, b=0.0, draws=4).clean
-    _train(trained, loss, _forever(batches), noisy, steps)
+    with closing(_forever(batches)) as stream:
+        _train(trained, loss, stream, noisy, steps)
     noisy.eval()
     b = noisy.param_groups[0]["b"]
     curve = variability_curve(
@@ -144,7 +145,9 @@ def _plain_sgd(params: Any) -> Optimizer:
 
 
 def _shuffled(data: Any, seed: int) -> Any:
-    """A pair of tensors in random order; anything else has its own."""
+    """A pair of tensors or arrays in random order; anything else has its own."""
+    if isinstance(data, (tuple, list)) and all(isinstance(part, np.ndarray) for part in data):
+        data = tuple(map(torch.from_numpy, data))
     pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
     if not pair or not all(part.ndim for part in data) or len(data[0]) != len(data[1]):
         return data
@@ -153,14 +156,17 @@ def _shuffled(data: Any, seed: int) -> Any:
 
 
 def _length(batches: Batches) -> int:
-    with batches.one_pass() as one:
-        count = sum(1 for _ in one)
+    try:
+        count = len(batches.batches)  # type: ignore[arg-type]
+    except TypeError:
+        with batches.one_pass() as one:
+            count = sum(1 for _ in one)
     if not count:
         raise ValueError("data is empty; a training needs at least one batch")
     return count
 
 
-def _forever(batches: Batches) -> Iterator[Any]:
+def _forever(batches: Batches) -> Generator[Any, None, None]:
     while True:
         with batches.one_pass() as one:
             yield from one
@@ -203,17 +209,18 @@ def _chosen(curve: Curve, first: float) -> tuple[float, str]:
     before = (logs[0], -1.0)
     for (x, low), (y, high) in itertools.pairwise(zip(logs, heights, strict=True)):
         middle, cost = (x + y) / 2, (high - low) / (y - x)
-        price = SHARE * (first - (low + high) / 2)
+        learned = first - (low + high) / 2
+        price = SHARE * math.sqrt(max(learned * abs(first), 0.0))
         excess = 1.0 if price <= 0 else cost / price - 1
         if not math.isfinite(excess) or excess >= 0:
             share = -before[1] / (min(excess, 10.0) - before[1]) if math.isfinite(excess) else 0.0
             b = math.exp(before[0] + share * (middle - before[0]))
             return b, (
                 f"the loss had fallen from {first:.3g} to {heights[0]:.3g} under little noise; "
-                f"beyond b = {b:.2g} each e-fold of b would cost over {SHARE:g} of what was learned"
+                f"beyond b = {b:.2g} each e-fold of b would cost more than {price:.2g}"
             )
         before = (middle, excess)
     return curve.b[-1], (
-        f"noise up to b = {curve.b[-1]:.2g}, the largest that was looked at, costs less than a "
-        f"share of {SHARE:g} of what was learned"
+        f"noise up to b = {curve.b[-1]:.2g}, the largest that was looked at, costs less than its "
+        "price"
     )
