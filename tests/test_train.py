@@ -343,7 +343,7 @@ class TestHowItEnds:
             ({"precision": "fp8"}, "precision must be one of"),
             ({"batches": Chunks(0)}, "batches is empty"),
         ],
-        ids=lambda x: str(x) if isinstance(x, dict) else "",
+        ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
     )
     def test_bad_arguments_get_a_sentence(self, wrong, word):
         model = network()
