@@ -428,6 +428,11 @@ class TestWriting:
             check_folder(Path("file"), overwrite=True)
         with pytest.raises(ValueError, match="must not be the folder one is in"):
             check_folder(Path(), overwrite=False)
+        with pytest.raises(ValueError, match="is one itself"):
+            check_folder(Path("/proc"), overwrite=False)
+        with pytest.raises(ValueError, match=r"--out cannot be made in /proc: "):
+            check_folder(Path("/proc/there/found"), overwrite=False)
+        assert not list(Path().glob(".neuvar-*"))
         Path("empty").mkdir()
         write_cleaning(cleaning(), Path("empty"), top=1)
         assert Path("empty/index.html").exists()

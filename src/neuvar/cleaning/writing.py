@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -97,7 +98,8 @@ def _bytes(text: str) -> bytes:
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that must not be replaced."""
+    """Refuse a folder that must not be replaced, or cannot be made."""
+    _check_place(out.resolve())
     if not out.exists():
         return
     if not out.is_dir():
@@ -115,6 +117,18 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
         earlier_summary(out)
         if not overwrite:
             raise ValueError(f"{out} has an earlier result, which --overwrite would replace")
+
+
+def _check_place(target: Path) -> None:
+    """Try whether a folder can be put there, before anybody trains for nothing."""
+    if target.is_mount():
+        raise ValueError(f"--out must be a folder below a mount point, {target} is one itself")
+    nearest = next(path for path in target.parents if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".neuvar-", dir=nearest):
+            return
+    except OSError as error:
+        raise ValueError(f"--out cannot be made in {nearest}: {error.strerror}") from None
 
 
 def put_folder(out: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
