@@ -17,7 +17,6 @@ from neuvar.cleaning.files import Source
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import LabelIssues, NoiseRate, Transition
 from neuvar.cleaning.page import LEAST_FOR_PICTURES, ROOM, embedded, page, page_data
-from neuvar.cleaning.pictures import are_pictures, bars, data_uri, numbers, pictures, png, shrunk
 from neuvar.cleaning.summary import (
     Cleaning,
     escaped,
@@ -26,6 +25,7 @@ from neuvar.cleaning.summary import (
     summary_markdown,
     worst_pairs,
 )
+from neuvar.cleaning.thumbnails import are_pictures, bars, data_uri, numbers, pictures, png, shrunk
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'"
 RTL = "\u202eתיוות\u202c.png"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.arrays import name_among, names_in, read_named, read_npy
 from neuvar.cleaning.columns import names_of_columns, read_csv, read_parquet
 from neuvar.cleaning.given import (
     LABEL,
@@ -25,6 +24,7 @@ from neuvar.cleaning.inputs.folders import KINDS as IMAGES
 from neuvar.cleaning.inputs.folders import read_images
 from neuvar.cleaning.inputs.labels import read_labels
 from neuvar.cleaning.issues import Array
+from neuvar.cleaning.numpy_files import name_among, names_in, read_named, read_npy
 
 INPUTS = ("images", "inputs", "x", "X", "data")
 """Names under which the inputs of an .npz file are looked for, in this order."""

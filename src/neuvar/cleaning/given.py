@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.arrays import name_among, read_named, read_npy
 from neuvar.cleaning.columns import names_of_columns, place_of, read_texts
 from neuvar.cleaning.issues import Array
+from neuvar.cleaning.numpy_files import name_among, read_named, read_npy
 
 LABELS = ("labels", "y", "targets")
 """Names under which the labels of an .npz file are looked for, in this order."""

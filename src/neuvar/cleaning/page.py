@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.issues import Array
-from neuvar.cleaning.pictures import MOST_NUMBERS, are_pictures, bars, numbers, pictures
 from neuvar.cleaning.summary import Cleaning, findings, printable
+from neuvar.cleaning.thumbnails import MOST_NUMBERS, are_pictures, bars, numbers, pictures
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
