@@ -186,10 +186,11 @@ class TestHowItTrains:
     def test_the_history_is_the_mean_of_what_was_seen(self):
         history = History(4, 2, torch.device("cpu"))
         batch = (None, None, torch.tensor([2, 0]))
-        history(batch, torch.tensor([[0.0, 0.0], [10.0, -10.0]]))
+        history(batch, torch.tensor([[20.0, -20.0], [10.0, -10.0]]))
         history((None, None, torch.tensor([2, 1, 3])), torch.full((3, 2), 1.0))
         found = history.mean()
-        assert found[[1, 2, 3]] == pytest.approx(0.5)
+        assert found[[1, 3]] == pytest.approx(0.5)
+        assert found[2] == pytest.approx([0.75, 0.25])
         assert found[0] == pytest.approx([1, 0], abs=1e-8)
 
     def test_every_example_is_seen_once_in_each_epoch(self, monkeypatch):

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +22,12 @@ from neuvar.optim import NVRMSGD
 from neuvar.optim.weights import held_clean
 from neuvar.train import fit
 from neuvar.train.evaluation import autocast, device_of, in_evaluation_mode, not_half
+from neuvar.train.loop import EpochsOfBatches
 
 DROPS = 3
 """The learning rate is divided by ten after each third of the training."""
 AT_ONCE = 500
 """Examples in a batch of an evaluation."""
-
-
-class Feed(Protocol):
-    """Batches of inputs, labels and numbers of examples."""
-
-    def __len__(self) -> int: ...
-
-    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]: ...
 
 
 def find_label_issues(
@@ -260,7 +253,7 @@ def feed(
     device: torch.device | str,
     seed: int = 0,
     shuffle: bool = True,
-) -> Feed:
+) -> EpochsOfBatches:
     """Batches of inputs, labels and numbers; images are normalised, features are as they are."""
     labels, inputs = torch.as_tensor(examples.labels), examples.inputs
     parts = (inputs, labels, torch.arange(len(labels)))
