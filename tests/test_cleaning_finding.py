@@ -301,6 +301,15 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=r"model does not take inputs of shape \(2, 4\): "):
             find_label_issues(nn.Sequential(nn.Linear(5, 3)), (x[:, :4], y))
 
+    def test_options_that_would_be_ignored(self):
+        x, y, _ = blobs(n=30)
+        with pytest.raises(ValueError, match="epochs is of no use for a trained model"):
+            find_label_issues(network(), (x, y), trained=True, epochs=3)
+        p = np.full((30, 3), 1 / 3)
+        for wrong in ({"trained": True}, {"precision": "bf16"}, {"b": 0.1}, {"device": "cuda"}):
+            with pytest.raises(ValueError, match="is of no use for probabilities"):
+                find_label_issues(p, y, **wrong)
+
     def test_one_class(self):
         with pytest.raises(ValueError, match="class"):
             found_in((np.zeros((5, 5), np.float32), [1] * 5))

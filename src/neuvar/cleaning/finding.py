@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,30 +89,39 @@ def find_label_issues(
     >>> bool(wrong[found.ranked[:100]].mean() > 0.9)
     True
     """
+    training: dict[str, Any] = {
+        "b": b,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "seed": seed,
+        "device": device,
+        "progress": progress,
+    }
     if not isinstance(model, nn.Module):
+        _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
         given = checked_probabilities(model)
         labels, known = read_given(data, given.shape[1], names)
         return judge_labels(given, labels, names=known)
+    if trained:
+        _refuse_unused(training, "a trained model")
     examples = _for_the_scores_of(model, data, names)
     if trained:
         found = probabilities_of(model, examples, precision=precision)
     else:
-        _, found = train_once(
-            model,
-            examples,
-            b=b,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            seed=seed,
-            device=device,
-            precision=precision,
-            progress=progress,
-        )
+        _, found = train_once(model, examples, precision=precision, **training)
     _refuse_nothing_learned(found, examples)
     return judge_labels(found, examples.labels, names=examples.names)
+
+
+def _refuse_unused(options: dict[str, Any], beside: str) -> None:
+    """An option that would be ignored is a mistake of whoever gave it."""
+    known = inspect.signature(find_label_issues).parameters
+    for name, value in options.items():
+        if value != known[name].default:
+            raise ValueError(f"{name} is of no use for {beside}; leave it out")
 
 
 def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None) -> Examples:
