@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from neuvar.cleaning import LabelIssues, judge_labels
 from neuvar.cleaning.finding import train_once
@@ -50,14 +51,22 @@ MEASURES = ("auroc", "average_precision", "precision", "recall", "rate_error")
 
 
 def runs(row: str, seeds: int) -> list[Training]:
-    """One run with neural variability and one with plain SGD in five folds, for each seed."""
+    """For each seed: with neural variability, with plain SGD in five folds, and on true labels.
+
+    The last one is the same in all rows of a data set.
+    """
     data, kind, rate = row.split("-")
+    common = SETS[data][1] | {"momentum": 0.9, "precision": "bf16"}
     noise = {"label_noise": KINDS[kind], "noise_rate": int(rate) / 100}
-    common = SETS[data][1] | noise | {"momentum": 0.9, "precision": "bf16"}
+    ways: tuple[dict[str, Any], ...] = (
+        noise | {"optimizer": "nvrm-sgd", "auto_b": True},
+        noise | {"optimizer": "sgd"},
+        {"optimizer": "sgd", "label_noise": "", "noise_rate": 0.0},
+    )
     return [
-        Training(**common, seed=seed, label_seed=seed, optimizer=optimizer, auto_b=auto)
+        Training(**common, **way, seed=seed, label_seed=seed)
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        for optimizer, auto in (("nvrm-sgd", True), ("sgd", False))
+        for way in ways
     ]
 
 
@@ -75,7 +84,9 @@ def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any
     """Find the wrong labels of a run's data in its way, and train on what comes out."""
     began, done = time.perf_counter(), Trainings(run, progress)
     found: dict[str, Any] = {}
-    if run.auto_b:
+    if not run.label_noise:
+        found["true"] = {"accuracy": done.accuracy(done.true)}
+    elif run.auto_b:
         _, p = done.train(done.given)
         ours, theirs = judge_labels(p, done.given.labels), by_cleanlab(p, done.given.labels)
         found["ours"] = judged(ours, done) | {"accuracy": done.accuracy(ours.cleaned)}
@@ -87,7 +98,6 @@ def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any
         margin = replace(theirs, quality=judge_labels(p, done.given.labels).quality)
         found["cleanlab, by margin"] = judged(margin, done)
         found["given"] = {"accuracy": done.accuracy(done.given.labels)}
-        found["true"] = {"accuracy": done.accuracy(done.true)}
     return {
         "status": "finished",
         "reason": None,
@@ -107,18 +117,8 @@ class Trainings:
         images = data.train.images[: run.images]
         self.run, self.progress, self.count = run, progress, 0
         self.true = data.train.labels[: run.images].numpy()
-        pixels = images.flatten(1).float() / 255
-        needs = {"features": pixels - pixels.mean(0)} if run.label_noise == "instance" else {}
-        noise = corrupt(
-            run.label_noise,
-            self.true,
-            run.noise_rate,
-            classes=data.classes,
-            seed=run.label_seed,
-            **needs,
-        )
         names = tuple(str(k) for k in range(data.classes))
-        self.given = Examples(images, noise.noisy.numpy(), names)
+        self.given = Examples(images, given_labels(run, images, self.true, len(names)), names)
         self.test = Examples(data.test.images, data.test.labels.numpy(), names)
 
     def train(self, examples: Examples, *, plain: bool = False, seed: int = 0) -> Any:
@@ -151,7 +151,7 @@ class Trainings:
         )
 
     def told(self, share: float) -> None:
-        whole = 2 if self.run.auto_b else FOLDS + 3
+        whole = 2 if self.run.auto_b else FOLDS + 2 if self.run.label_noise else 1
         if self.progress is not None:
             self.progress(min(1.0, (self.count - 1 + share) / whole))
 
@@ -185,6 +185,18 @@ class Trainings:
         model, _ = self.train(replace(self.given, labels=labels), plain=True, seed=1000)
         p = self.predicted(model, self.given, self.test)
         return float((p.argmax(1) == self.test.labels).mean())
+
+
+def given_labels(run: Training, images: Tensor, true: np.ndarray, classes: int) -> np.ndarray:
+    """The labels that a run is given: true ones, or some of them changed."""
+    if not run.label_noise:
+        return true
+    needs = {}
+    if run.label_noise == "instance":
+        pixels = images.flatten(1).float() / 255
+        needs["features"] = pixels - pixels.mean(0)
+    how = {"classes": classes, "seed": run.label_seed} | needs
+    return corrupt(run.label_noise, true, run.noise_rate, **how).noisy.numpy()
 
 
 def by_cleanlab(p: np.ndarray, labels: np.ndarray) -> LabelIssues:
@@ -326,8 +338,8 @@ def main() -> None:
     options = parser.parse_args()
     path = options.results / "cleaning.jsonl"
     if not options.table:
-        every = [run for row in options.rows for run in runs(row, options.seeds)]
-        print(sweep(every, path, workers=options.workers, carry_out=carry_out, watch=told))
+        every = dict.fromkeys(run for row in options.rows for run in runs(row, options.seeds))
+        print(sweep(list(every), path, workers=options.workers, carry_out=carry_out, watch=told))
     text = table(path)
     (options.results / "cleaning.md").write_text(text)
     print(text)
