@@ -101,15 +101,20 @@ class TestTheCost:
 
 class TestControl:
     def test_the_rule(self):
-        def change(cost, loss=0.3):
-            return AutoB(first=2.3, loss=loss, cost=cost).change
+        def change(cost, loss=0.3, looks=auto.WAIT):
+            return AutoB(first=2.3, loss=loss, cost=cost, looks=looks).change
 
-        price = auto.SHARE * math.sqrt(2.0 * 2.3)
-        assert change(price) == pytest.approx(0, abs=1e-15)
-        assert change(0.0) == change(-50.0) == auto.RATE
-        assert change(2 * price) == pytest.approx(-auto.RATE / 2)
-        assert change(1e9) == pytest.approx(-auto.RATE)
-        assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -auto.RATE  # nothing learned
+        price, fastest = auto.SHARE * math.sqrt(2.0 * 2.3), auto.SPEED * auto.MOST_OFF
+        assert change(0.999 * price) == change(price / 2) == change(1.001 * price / auto.BAND) == 0
+        assert change(0.0) == change(-50.0) == fastest
+        assert change(math.e * price) == pytest.approx(-auto.SPEED)
+        assert change(price / auto.BAND / math.e) == pytest.approx(auto.SPEED)
+        assert change(1e9) == -fastest
+        assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
+        assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto.RETREAT)
+        assert change(1e9, looks=auto.WAIT - 1) == 0
+        rise = sum(change(1e9, looks=k) for k in range(1, auto.RISE + 1))
+        assert rise == pytest.approx(math.log(auto.RISE))
 
     def test_the_running_means(self):
         control = AutoB(first=9.0)
@@ -131,7 +136,8 @@ class TestControl:
         assert (control.first, control.loss, control.looks) == (2.0, 1.0, 1)
 
     def test_b_stays_where_it_can_come_back_from(self):
-        down, up = (AutoB(first=2.0, loss=loss, start=0.1) for loss in (3.0, 1.0))
+        seen = AutoB(first=2.0, looks=auto.WAIT, start=0.1)
+        down, up = (seen._replace(loss=loss) for loss in (3.0, 1.0))
         b = 0.1
         for _ in range(1000):
             b = down.applied(b)
@@ -140,37 +146,40 @@ class TestControl:
             b = up.applied(b)
         assert b == pytest.approx(100)
 
-    @pytest.mark.parametrize("start", [1e-5, 0.05, 30.0])
+    @pytest.mark.parametrize("start", [1e-3, 1.0, 30.0])
     def test_a_bowl_from_any_start(self, start):
-        """Where weights stay, b goes where the cost, d h b², is the price."""
+        """Where weights stay, b comes to where the cost, d h b², is near its price or below."""
         model = Bowl(d=20_000, h=0.01)
         optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
-        optimizer.param_groups[0]["b"] = start
-        scales = []
-        for _ in range(2000):
+        optimizer.param_groups[0]["b"] = start / auto.RISE
+        for step in range(4000):
             optimizer.zero_grad()
             loss = model()
             loss.backward()
             # It began at 2000 and is at 100, but for noise, which adds half of its cost.
-            optimizer.tell(loss if scales else 2000.0)
+            optimizer.tell(loss if step else 2000.0)
             optimizer.step()
-            scales.append(optimizer.param_groups[0]["b"])
-        cost = 0.0
-        for _ in range(50):
-            cost = auto.SHARE * math.sqrt((1900 - cost / 2) * 2000)
-        settled = torch.tensor(scales[-500:]).log().mean().exp()
-        assert float(settled) == pytest.approx(math.sqrt(cost / 200), rel=0.05)
+        cost = 200 * optimizer.param_groups[0]["b"] ** 2
+        price = auto.SHARE * math.sqrt((1900 - cost / 2) * 2000)
+        expected = {1e-3: price / auto.BAND, 1.0: 200, 30.0: price}[start]
+        assert cost == pytest.approx(expected, rel=0.15)
 
-    def test_it_starts_at_the_size_of_the_weights(self):
-        model, *_ = problem()
-        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
-        weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
-        assert optimizer.param_groups[0]["b"] == pytest.approx(
-            float(weights.square().mean().sqrt())
-        )
-        zero = nn.Linear(3, 2)
-        nn.init.zeros_(zero.weight)
-        assert NVRMSGD(zero.parameters(), lr=0.1, b="auto").param_groups[0]["b"] == 1e-3
+    def test_where_it_begins(self):
+        """The noise of all layers adds up to the same, whatever they are."""
+        for model in (
+            nn.Sequential(nn.Linear(200, 50), nn.ReLU(), nn.Linear(50, 7)),
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 7)),
+        ):
+            optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+            layers = [p[0].numel() for p in model.parameters() if p.ndim > 1]
+            group = optimizer.param_groups[0]
+            start = AutoB(*group["auto"]).start
+            assert group["b"] == pytest.approx(start / auto.RISE)
+            assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(auto.NOISE)
+            other = NVRMSGD(model.parameters(), lr=0.1, b="auto", noise="laplace")
+            assert other.param_groups[0]["b"] == pytest.approx(group["b"] / math.sqrt(2))
+        vectors = [torch.ones(3, requires_grad=True)]
+        assert 0 < NVRMSGD(vectors, lr=0.1, b="auto").param_groups[0]["b"] < 10
 
     def test_gradients_of_another_scale_give_the_same_b(self):
         found = []
@@ -304,7 +313,7 @@ class TestControl:
         model, x, y = problem()
         optimizer = NVRMAdam(model.parameters(), lr=1e-2, b="auto")
         optimizer.param_groups[0]["b"] = start
-        scales = train(model, optimizer, x, y, 1500)
+        scales = train(model, optimizer, x, y, 2500)
         with optimizer.denoised():
             assert float((model(x).argmax(1) == y).double().mean()) > 0.75  # by chance: a quarter
         assert 0.01 < scales[-1] < 1

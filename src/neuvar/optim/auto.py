@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from neuvar.noise import b_from_std
+
 AUTO = "auto"
-SHARE = 0.13
-"""What b may cost; see :class:`AutoB`."""
+NOISE = 4.5
+"""What the noise of all layers adds up to at the beginning; see :class:`AutoB`."""
+SHARE = 0.16
+"""What noise may cost at the most."""
+BAND = 4.0
+"""How much less it may cost before b grows."""
 EVERY = 5
 """Steps from one look to the next."""
+RISE = 5
+"""Looks in which b rises from nothing to where it begins."""
+WAIT = 20
+"""Looks before b follows its cost: networks first get used to noise."""
 MEMORY = 0.8
 """Weight of the looks before in the running means."""
-RATE = 0.15
-"""Largest change of log b after a look: a factor of ten takes at least 75 steps."""
+SPEED = 0.005
+"""Change of log b after a look, for each factor of e that the cost is off."""
+MOST_OFF = 5.0
+"""Factors of e beyond which b changes no faster: a factor of ten takes at least 460 steps."""
+TOO_HIGH = 4.0
+"""Multiple of the first loss beyond which b is too large, also in the first looks."""
+RETREAT = 0.7
+"""What b is multiplied with at each look as long as it is."""
 RANGE = (1e-3, 1e3)
 """Between which multiples of the scale that it began with b stays, so that it can come back."""
 
@@ -22,23 +38,29 @@ RANGE = (1e-3, 1e3)
 class AutoB(NamedTuple):
     r"""What the control of b carries from step to step, as plain numbers in a parameter group.
 
-    The noise :math:`\epsilon = b\xi` and the gradient g at :math:`\theta + \epsilon` are at hand in
-    every step, and their inner product says what noise costs: on average it is how fast the loss
-    that is minimised rises with the logarithm of b,
+    **Where b begins.** A layer that sums n inputs keeps the size of its signal if its weights are
+    of the size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs it by
+    :math:`b\sqrt{n/2}` of its size. Within 25 steps b rises to where this adds up to 4.5 over
+    all layers: much for wide and shallow networks, little for deep ones.
+
+    **When b changes.** The noise :math:`\epsilon = b\xi` and the gradient g at
+    :math:`\theta + \epsilon` are at hand in every step, and their inner product says what noise
+    costs: on average it is how fast the loss that is minimised rises with the logarithm of b,
 
     .. math:: E[\epsilon \cdot g] = \frac{\partial}{\partial \log b} E[L(\theta + b \xi)].
 
     What has been learned is by how much that loss has fallen since the beginning, :math:`L_0 - L`.
-    b is as large as it can be while its cost stays below a price, which is a share s of the
-    geometric mean of what has been learned and of what there was to learn:
+    The price of noise is a share s of the geometric mean of what has been learned and of what
+    there was to learn, :math:`s \sqrt{(L_0 - L)\,L_0}`. As long as noise costs between a quarter of
+    its price and the whole of it, b is left alone, because a network that gets used to noise pays
+    less for it by and by. Above, b shrinks, because steps undo noise rather than learn; below, it
+    grows, because more noise costs little. As long as nothing is learned it shrinks. All this
+    begins after 100 steps and is slow, but the faster the further the cost is off. Only where the
+    loss rises to four times its first value does b give way at once.
 
-    .. math:: E[\epsilon \cdot g] = s \sqrt{(L_0 - L)\,L_0}
-
-    Below, b grows, because more noise costs little; above, it shrinks, because steps undo noise
-    rather than learn. As long as nothing is learned b shrinks, whatever it starts from; learning
-    brings it up. A share of what has been learned alone would be too little where labels are so
-    noisy that little can be learned: b would shrink, and the network would learn them by heart.
-    The rule has no unit: it is the same for a loss of another scale.
+    A share of what has been learned alone would be too little where labels are so noisy that little
+    can be learned: b would shrink, and the network would learn them by heart. The rule has no unit:
+    it is the same for a loss of another scale.
 
     Attributes:
         drawn: number of the draw that the next gradient is expected under.
@@ -95,16 +117,27 @@ class AutoB(NamedTuple):
     def change(self) -> float:
         """By how much log b changes now.
 
-        >>> AutoB(first=2.3, loss=2.4, cost=0.0).change == -RATE
+        >>> AutoB(looks=99, first=2.3, loss=2.4).change == -SPEED * MOST_OFF  # nothing learned
         True
-        >>> AutoB(first=2.3, loss=0.3, cost=0.0).change == RATE
+        >>> AutoB(looks=99, first=2.3, loss=0.3).change == SPEED * MOST_OFF  # noise costs nothing
         True
+        >>> AutoB(looks=99, first=2.3, loss=0.3, cost=0.2).change
+        0.0
         """
-        learned = self.first - self.loss
-        price = SHARE * math.sqrt(max(learned * abs(self.first), 0.0))
+        price = SHARE * math.sqrt(max((self.first - self.loss) * abs(self.first), 0.0))
+        if self.loss > TOO_HIGH * abs(self.first):
+            return math.log(RETREAT)
+        if self.looks < WAIT:
+            return math.log(1 + 1 / self.looks) if 0 < self.looks < RISE else 0.0
         if price <= 0:
-            return -RATE
-        return RATE * min(1.0, (price - self.cost) / max(price, self.cost))
+            off = -MOST_OFF
+        elif self.cost > price:
+            off = math.log(price / self.cost)
+        elif self.cost < price / BAND:
+            off = math.log(price / BAND / self.cost) if self.cost > 0 else MOST_OFF
+        else:
+            off = 0.0
+        return SPEED * min(max(off, -MOST_OFF), MOST_OFF)
 
     def applied(self, b: float) -> float:
         """The scale after the change."""
@@ -112,20 +145,29 @@ class AutoB(NamedTuple):
         return min(max(b * math.exp(self.change), low), high)
 
 
-def beginning(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Options of a group whose b sets itself: it begins with the root mean square of the weights.
+def beginning(groups: Sequence[dict[str, Any]], noise: str) -> dict[str, Any]:
+    """Options of a group whose b sets itself, for a family of noise.
 
     Groups that are added later join the control of those that are there.
     """
     for group in groups:
         if "auto" in group:
             return {"b": group["b"], "auto": group["auto"]}
-    params = [p.detach() for group in groups for p in group["params"]]
-    tensors = [p for p in params if p.ndim > 1] or params
-    count = sum(p.numel() for p in tensors)
-    size = math.sqrt(sum(float(p.double().square().sum()) for p in tensors) / max(count, 1))
-    start = size if 0 < size < math.inf else 1e-3
-    return {"b": start, "auto": tuple(AutoB(start=start))}
+    std = std_at_beginning([p.shape for group in groups for p in group["params"]])
+    start = b_from_std(noise, std)
+    return {"b": start / RISE, "auto": tuple(AutoB(start=start))}
+
+
+def std_at_beginning(shapes: Iterable[Sequence[int]]) -> float:
+    """Standard deviation of the noise at the beginning, for weights of these shapes.
+
+    Each tensor of two dimensions or more is a layer, whose first dimension is that of its outputs.
+
+    >>> round(std_at_beginning([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
+    0.0692
+    """
+    inputs = [math.prod(shape[1:]) for shape in shapes if len(shape) > 1] or [1]
+    return NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs)
 
 
 def checked(value: Any) -> AutoB:

@@ -247,7 +247,7 @@ class Wrapper(Optimizer):
         for key, value in self._options.items():
             group.setdefault(key, value)
         if group["b"] == AUTO:
-            group |= auto.beginning(self.inner.param_groups)
+            group |= auto.beginning(self.inner.param_groups, group["noise"])
         group["b"] = float(group["b"])
 
     def _check_group(self, group: dict[str, Any], *, new: bool = True) -> None:
