@@ -61,6 +61,10 @@ def symmetric(b: float, seed: int, **others: Any) -> Run:
     return mnist_run(b, seed, label_noise="symmetric", noise_rate=0.6, **others)
 
 
+def normalised(b: float, seed: int, **others: Any) -> Run:
+    return mnist_run(b, seed, normalize="channel", **others)
+
+
 def clean(b: float, seed: int, **others: Any) -> Run:
     return mnist_run(b, seed, label_noise="", noise_rate=0.0, **others)
 
@@ -77,6 +81,7 @@ PROBLEMS = {
         "mean_accuracy",
         "nvrm-adam",
     ),
+    "mnist-norm": Problem("MNIST, normalised pixels, pair 40 %", normalised, (0.0, 0.03, 0.05)),
     "mnist-clean": Problem("MNIST, clean labels", clean, (0.0, 0.03, 0.05)),
 }
 
