@@ -11,6 +11,8 @@ from neuvar.noise import b_from_std
 AUTO = "auto"
 NOISE = 4.5
 """What the noise of all layers adds up to at the beginning; see :class:`AutoB`."""
+LARGEST = 0.07
+"""Where b begins at the most."""
 SHARE = 0.16
 """What noise may cost at the most."""
 BAND = 4.0
@@ -23,10 +25,10 @@ WAIT = 20
 """Looks before b follows its cost: networks first get used to noise."""
 MEMORY = 0.8
 """Weight of the looks before in the running means."""
-SPEED = 0.005
+SPEED = 0.015
 """Change of log b after a look, for each factor of e that the cost is off."""
 MOST_OFF = 5.0
-"""Factors of e beyond which b changes no faster: a factor of ten takes at least 460 steps."""
+"""Factors of e beyond which b changes no faster: a factor of ten takes at least 155 steps."""
 TOO_HIGH = 4.0
 """Multiple of the first loss beyond which b is too large, also in the first looks."""
 RETREAT = 0.7
@@ -162,12 +164,13 @@ def std_at_beginning(shapes: Iterable[Sequence[int]]) -> float:
     """Standard deviation of the noise at the beginning, for weights of these shapes.
 
     Each tensor of two dimensions or more is a layer, whose first dimension is that of its outputs.
+    Narrow layers have larger weights, but fewer inputs to average noise away; so there is a limit.
 
     >>> round(std_at_beginning([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
     0.0692
     """
     inputs = [math.prod(shape[1:]) for shape in shapes if len(shape) > 1] or [1]
-    return NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs)
+    return min(LARGEST, NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))
 
 
 def checked(value: Any) -> AutoB:
