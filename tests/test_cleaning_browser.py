@@ -13,24 +13,11 @@ import pytest
 
 from neuvar.cleaning.files import Source
 from neuvar.cleaning.writing import label_rows, write_cleaning, write_decided
+from tests.conftest import CONTRAST, NOWHERE
 from tests.test_cleaning_page import HOSTILE, RTL, cleaning
-from tests.test_report_browser import BROWSER, CONTRAST, FLAGS, Visit
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not BROWSER, reason="no Chromium is installed"),
-]
+pytestmark = pytest.mark.browser
 NAMES = ("=ant", "bee, wild", 'cat "tom"', "dog")
-NOWHERE = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no'); }})"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +33,9 @@ def written(one, tmp_path_factory):
     return out
 
 
-@pytest.fixture
-def visit(browser, written):
-    opened = []
-
-    def go(path=written / "index.html", **options):
-        opened.append(Visit(browser, path, **options))
-        return opened[-1]
-
-    yield go
-    for visited in opened:
-        visited.context.close()
-        assert visited.complaints == []
-        assert visited.dialogs == []
-        fetched = {u for u in visited.requests if not u.startswith(("data:", "blob:"))}
-        assert fetched == {visited.address}
+@pytest.fixture(scope="module")
+def start(written):
+    return written / "index.html"
 
 
 @pytest.fixture
@@ -427,17 +402,11 @@ class TestDecisions:
         page.reload()
         assert page.locator("#dock").is_visible()
 
-    def test_without_storage(self, browser, written, one):
-        context = browser.new_context()
-        context.add_init_script(NOWHERE)
-        page, complaints = context.new_page(), []
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto((written / "index.html").as_uri())
+    def test_without_storage(self, visit, one):
+        page = visit(before=NOWHERE).page
         card(page, int(one.issues.worst[0])).locator(".accept").click()
         assert said(page) == "1 of 150 decided · 1 accepted"
         page.locator("#theme").click()
-        assert complaints == []
-        context.close()
 
 
 class TestDownloads:
@@ -679,7 +648,7 @@ def test_command_is_copied(visit):
     visited.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button = visited.page.locator("#taking .copy")
     button.click()
-    playwright.expect(button).to_have_text("Copied")
+    button.filter(has_text="Copied").wait_for()
     copied = visited.page.evaluate("navigator.clipboard.readText()")
     assert re.match(r"neuvar clean pets\.npz --decisions decisions\.csv --out ", copied)
 

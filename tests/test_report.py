@@ -1,6 +1,8 @@
 """Reports: the right runs under the right claim, exact numbers, safe text, whole files."""
 
+import base64
 import builtins
+import hashlib
 import itertools
 import os
 import re
@@ -15,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from neuvar import report
+from neuvar import pages, report
 from neuvar.engine import Results
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
 from neuvar.report import figures, files, style
@@ -508,6 +510,11 @@ class TestPage:
         assert "default-src 'none'" in text
         assert "url(" not in text.replace("url(#", "")
 
+    def test_script_is_the_only_one_that_may_run(self, written):
+        script = re.search(r"<script>(.*?)</script>", written.page.read_text(), re.S)[1]
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in written.page.read_text()
+
     def test_every_panel_has_a_title_and_a_description(self, written):
         page = Page(written.page.read_text())
         panels = sum(len(f.panels) for c in written.claims for f in c.findings)
@@ -631,8 +638,9 @@ class TestFiles:
 
 
 def test_parts_of_the_page_are_shipped():
-    folder = Path(report.__file__).parent
-    assert all((folder / f"page.{kind}").is_file() for kind in ("html", "css", "js"))
+    for package, name in ((report, "page"), (pages, "base")):
+        folder = Path(package.__file__).parent
+        assert all((folder / f"{name}.{kind}").is_file() for kind in ("html", "css", "js"))
 
 
 def test_figures_that_have_no_results_any_more_are_removed(tmp_path):

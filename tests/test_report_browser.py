@@ -1,7 +1,6 @@
 """The page of the report in a real browser: what is seen, what moves, what it leaves alone."""
 
 import io
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,62 +8,15 @@ import pytest
 
 from neuvar import report
 from neuvar.experiments.findings import Cell, Table, Verdict
+from tests.conftest import CONTRAST, NOWHERE
 from tests.test_report_examples import HOSTILE, claims, recorded, results
 
 pytest.importorskip("matplotlib")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not BROWSER, reason="no Chromium is installed"),
-]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = pytest.mark.browser
 LINES = {"light": [(213, 94, 0), (0, 114, 178)], "dark": [(245, 133, 58), (79, 168, 224)]}
 """Colours of SGD and of NVRM."""
 
 NUMBERS = (0.31, 0.052, 0.9, 0.1)
-
-# Contrast of all words that are seen with what lies behind them, least first.
-CONTRAST = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const rgb = (colour, under) => {
-    canvas.fillStyle = under; canvas.fillRect(0, 0, 1, 1);
-    canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return canvas.getImageData(0, 0, 1, 1).data;
-  };
-  const light = (data) => [0, 1, 2].reduce((sum, i) => {
-    const c = data[i] / 255;
-    const linear = c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    return sum + [0.2126, 0.7152, 0.0722][i] * linear;
-  }, 0);
-  const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    const unseen = element.closest("title, desc, .anchor, .label, .skip, option");
-    if (!own || unseen || !element.getClientRects().length) continue;
-    const style = getComputedStyle(element);
-    const colour = element.closest("svg") ? style.fill : style.color;
-    const grounds = [];
-    for (let at = element; at; at = at.parentElement) {
-      grounds.unshift(getComputedStyle(at).backgroundColor);
-    }
-    let ground = "white";
-    for (const one of grounds) ground = `rgb(${[...rgb(one, ground)].slice(0, 3).join()})`;
-    const a = light(rgb(colour, ground)), b = light(rgb(ground, ground));
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    found.push([contrast, `${element.tagName} ${element.textContent.slice(0, 40)}`]);
-  }
-  return found.sort(([a], [b]) => a - b);
-}"""
 
 # Columns that, sorted up and down, are not in the order of the values that their cells carry.
 WRONG = """() => {
@@ -89,14 +41,6 @@ WRONG = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The report of all examples; the table of one of them has gaps, and no order."""
 
@@ -108,36 +52,9 @@ def written(tmp_path_factory):
     return report.write(results(), tmp_path_factory.mktemp("report"), experiments=some)
 
 
-class Visit:
-    """A page in a browser, with all that it complained of or asked for."""
-
-    def __init__(self, browser, path, **options):
-        options = {"viewport": {"width": 1280, "height": 900}} | options
-        self.context = browser.new_context(**options)
-        self.page = self.context.new_page()
-        self.complaints, self.requests, self.dialogs = [], [], []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.dialogs.append(1), dialog.dismiss()))
-        self.address = path.resolve().as_uri()
-        self.page.goto(self.address)
-
-
-@pytest.fixture
-def visit(browser, written):
-    opened = []
-
-    def go(path=written.page, **options):
-        opened.append(Visit(browser, path, **options))
-        return opened[-1]
-
-    yield go
-    for one in opened:
-        one.context.close()
-        assert one.complaints == []
-        assert one.dialogs == []
-        assert set(one.requests) == {one.address}
+@pytest.fixture(scope="module")
+def start(written):
+    return written.page
 
 
 def shown(page, selector):
@@ -279,19 +196,11 @@ class TestTheme:
         button.click()
         assert self.ground(page) == before
 
-    def test_it_works_where_nothing_can_be_remembered(self, browser, written):
-        context = browser.new_context()
-        context.add_init_script(
-            "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no'); }})"
-        )
-        page, complaints = context.new_page(), []
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(written.page.as_uri())
+    def test_it_works_where_nothing_can_be_remembered(self, visit):
+        page = visit(before=NOWHERE).page
         before = self.ground(page)
         page.locator("#theme").click()
         assert self.ground(page) != before
-        assert complaints == []
-        context.close()
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_all_words_stand_out(self, visit, scheme):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import shlex
 from html import escape
-from importlib import resources
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -16,6 +12,7 @@ import numpy as np
 from neuvar.cleaning.issues import Array
 from neuvar.cleaning.summary import Cleaning, findings, printable
 from neuvar.cleaning.thumbnails import MOST_NUMBERS, are_pictures, bars, numbers, pictures
+from neuvar.pages import fill
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
@@ -42,13 +39,10 @@ def page(cleaning: Cleaning, *, top: int, folder: str) -> str:
         top: how many flagged examples are shown.
         folder: where the page will be, for the command that takes decisions back.
     """
-    css, js = _part("page.css"), script()
-    name = printable(cleaning.source.name)
-    return Template(_part("page.html")).substitute(
-        policy=_policy(js),
-        css=css,
-        js=js,
-        name=escape(name),
+    return fill(
+        "neuvar.cleaning",
+        scripts=SCRIPTS,
+        name=escape(printable(cleaning.source.name)),
         findings=escape(findings(cleaning)),
         lead=LEADS["network" in cleaning.settings],
         figures=_figures(cleaning),
@@ -56,31 +50,6 @@ def page(cleaning: Cleaning, *, top: int, folder: str) -> str:
         command=escape(printable(cleaning.command)),
         data=embedded(page_data(cleaning, top=top, folder=folder)),
     )
-
-
-def _part(name: str) -> str:
-    return resources.files("neuvar.cleaning").joinpath(name).read_text(encoding="utf-8")
-
-
-def script() -> str:
-    """The parts of the script as one, which leaves nothing behind in the window."""
-    parts = "\n".join(map(_part, SCRIPTS))
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
-
-
-def _policy(script: str) -> str:
-    """Only our own script runs, and nothing is loaded from anywhere."""
-    # The template puts a line break before the script.
-    digest = hashlib.sha256(f"\n{script}".encode()).digest()
-    allowed = {
-        "default-src": "'none'",
-        "script-src": f"'sha256-{base64.b64encode(digest).decode()}'",
-        "style-src": "'unsafe-inline'",
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in allowed.items())
 
 
 def embedded(data: Any) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
-from string import Template
 
+from neuvar.pages import fill
 from neuvar.report.gather import Claim
 from neuvar.report.origin import duration
 from neuvar.report.sections import chip, claim_section
@@ -18,38 +15,16 @@ from neuvar.report.words import VERDICTS, printable
 
 def page(claims: Sequence[Claim]) -> str:
     """All claims as a page; every word of theirs is escaped, and the page may load nothing."""
-    css, js = _part("page.css"), _part("page.js")
     around = [None, *(claim.experiment for claim in claims), None]
     sections = [claim_section(c, around[i], around[i + 2]) for i, c in enumerate(claims)]
-    filled = Template(_part("page.html")).substitute(
-        policy=_policy(js),
-        css=css,
-        js=js,
+    filled = fill(
+        "neuvar.report",
         origin=_origin(claims),
         filters=_filters(claims),
         summary=_summary(claims),
         claims="\n".join(sections),
     )
     return printable(filled)
-
-
-def _part(name: str) -> str:
-    return resources.files("neuvar.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(script: str) -> str:
-    """Only our own script runs, and nothing is loaded from anywhere."""
-    # The template puts a line break before the script.
-    digest = hashlib.sha256(f"\n{script}".encode()).digest()
-    allowed = {
-        "default-src": "'none'",
-        "script-src": f"'sha256-{base64.b64encode(digest).decode()}'",
-        "style-src": "'unsafe-inline'",
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in allowed.items())
 
 
 def _origin(claims: Sequence[Claim]) -> str:
