@@ -24,6 +24,7 @@ HOUSE = [
     "continual",
     "models",
     "train",
+    "pages",
     "cleaning",
     "experiments",
     "engine",
