@@ -38,7 +38,8 @@ def plot(
             if (line.label, line.role) == (label, role):
                 _line(axes, line, look, f"series-{number}")
     axes.set_xlabel(printable(panel.x_label))
-    axes.set_ylabel(textwrap.fill(printable(panel.y_label), int(LETTERS * height)))
+    if not panel.title.endswith(panel.y_label):  # which says it already
+        axes.set_ylabel(textwrap.fill(printable(panel.y_label), int(LETTERS * height)))
     axes.set_ylim(*limits)
     _ticks(axes, panel)
     if not any((spread(line)[2] > 0).any() for line in panel.lines):
