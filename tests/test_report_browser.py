@@ -240,14 +240,16 @@ def test_command_is_copied(visit):
     one.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button = one.page.locator("#ewc-cpu .copy")
     button.click()
-    assert button.inner_text() == "Copied"
+    button.filter(has_text="Copied").wait_for()
     assert one.page.evaluate("navigator.clipboard.readText()") == "neuvar run ewc --scale cpu"
 
 
 def test_command_is_selected_where_it_cannot_be_copied(visit):
     page = visit().page
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject('no'); }")
-    page.locator("#ewc-cpu .copy").click()
+    button = page.locator("#ewc-cpu .copy")
+    button.click()
+    button.filter(has_text="Selected").wait_for()
     assert page.evaluate("getSelection().toString()") == "neuvar run ewc --scale cpu"
 
 
