@@ -3,7 +3,9 @@
     python benchmarks/auto.py [--seeds 3] [--problems NAME ...] [--auto] [--table]
 
 One rule with the same constants everywhere, against every b of a grid, chosen with hindsight on the
-test set. The rule was made with seed 0, so the difference is also given for the other seeds alone.
+test set. The rule was made with seed 0, but for its speed (see docs/log.md), so the difference is
+also given for the other seeds alone. A run does not know the rule: when that changes, remove the
+lines with "auto_b" from the results.
 Runs are those of the experiments and recorded with them, in results/cpu.jsonl and
 results/paper.jsonl, so that what is there is not done again; the table is in results/auto.md.
 """

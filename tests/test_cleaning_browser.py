@@ -20,6 +20,11 @@ pytestmark = pytest.mark.browser
 NAMES = ("=ant", "bee, wild", 'cat "tom"', "dog")
 
 
+@pytest.fixture
+def own():
+    return ("data:", "blob:")  # pictures, and what is downloaded
+
+
 @pytest.fixture(scope="module")
 def one():
     """400 images, of which about half are flagged."""

@@ -650,3 +650,18 @@ def test_figures_that_have_no_results_any_more_are_removed(tmp_path):
     assert (figures / "ewc-cpu.svg").exists()
     report.write({"cpu": {}}, tmp_path, experiments=[named("ewc")])
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
+
+
+@pytest.mark.parametrize(
+    ("title", "label"),
+    [("MNIST: test accuracy", ""), ("MNIST", "test accuracy"), ("", "test accuracy")],
+)
+def test_a_panel_says_once_what_it_shows(title, label):
+    from matplotlib.figure import Figure
+
+    from neuvar.experiments.findings import Panel
+    from neuvar.report.panels import plot
+
+    axes = Figure().add_subplot()
+    plot(axes, Panel(title, "epoch", "test accuracy", ()), {}, (0, 1), 3)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", label)
