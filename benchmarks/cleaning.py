@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from neuvar.cleaning import LabelIssues, judge_labels
-from neuvar.cleaning.finding import train_once
+from neuvar.cleaning.finding import Trained, train_once
 from neuvar.cleaning.inputs import Examples
 from neuvar.data import Batches, load, normalization
 from neuvar.engine import Results, sweep
@@ -87,7 +87,7 @@ def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any
     if not run.label_noise:
         found["true"] = {"accuracy": done.accuracy(done.true)}
     elif run.auto_b:
-        _, p = done.train(done.given)
+        p = done.train(done.given).probabilities
         ours, theirs = judge_labels(p, done.given.labels), by_cleanlab(p, done.given.labels)
         found["ours"] = judged(ours, done) | {"accuracy": done.accuracy(ours.cleaned)}
         found["cleanlab on one run"] = judged(theirs, done)
@@ -121,7 +121,7 @@ class Trainings:
         self.given = Examples(images, given_labels(run, images, self.true, len(names)), names)
         self.test = Examples(data.test.images, data.test.labels.numpy(), names)
 
-    def train(self, examples: Examples, *, plain: bool = False, seed: int = 0) -> Any:
+    def train(self, examples: Examples, *, plain: bool = False, seed: int = 0) -> Trained:
         """One training, with neural variability or plain."""
         run, images = self.run, self.given.inputs
         shape = tuple(images.shape[1:])
@@ -168,7 +168,7 @@ class Trainings:
                 replace(self.given, inputs=self.given.inputs[rows], labels=labels[rows])
                 for rows in (fold != k, fold == k)
             )
-            model, _ = self.train(part, plain=True)
+            model = self.train(part, plain=True).model
             found[fold == k] = self.predicted(model, part, rest)
         return found
 
@@ -182,7 +182,7 @@ class Trainings:
 
     def accuracy(self, labels: np.ndarray) -> float:
         """Test accuracy after plain training on some labels."""
-        model, _ = self.train(replace(self.given, labels=labels), plain=True, seed=1000)
+        model = self.train(replace(self.given, labels=labels), plain=True, seed=1000).model
         p = self.predicted(model, self.given, self.test)
         return float((p.argmax(1) == self.test.labels).mean())
 

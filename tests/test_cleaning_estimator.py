@@ -20,7 +20,7 @@ from torch import nn
 
 from neuvar.cleaning import LabelIssues
 from neuvar.cleaning.estimator import NVRMClassifier, _seed
-from neuvar.cleaning.finding import find_label_issues
+from neuvar.cleaning.finding import Trained, find_label_issues
 from neuvar.models import mlp
 
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
@@ -123,15 +123,13 @@ class TestCleanlab:
     def test_quality_is_its_normalized_margin(self):
         features, _, given = examples()
         issues = classifier().fit(features, given).label_issues_
+        p = issues.probabilities.astype(np.float64)  # it computes as exactly as it is given them
         scores = cleanlab.rank.get_label_quality_scores(
-            issues.labels, issues.probabilities, method="normalized_margin"
+            issues.labels, p, method="normalized_margin"
         )
         np.testing.assert_allclose(issues.quality, scores, rtol=0, atol=1e-15)
         order = cleanlab.rank.order_label_issues(
-            np.ones(240, dtype=bool),
-            issues.labels,
-            issues.probabilities,
-            rank_by="normalized_margin",
+            np.ones(240, dtype=bool), issues.labels, p, rank_by="normalized_margin"
         )
         np.testing.assert_allclose(
             issues.quality[order], np.sort(issues.quality), rtol=0, atol=1e-15
@@ -246,7 +244,7 @@ class TestFit:
         def train(network, data, **arguments):
             called.update(arguments, data=data)
             n, classes = len(data), len(data.names)
-            return network, np.full((n, classes), 1 / classes)
+            return Trained(network, np.full((n, classes), 1 / classes), 0.7)
 
         monkeypatch.setattr("neuvar.cleaning.estimator.train_once", train)
         chosen = {

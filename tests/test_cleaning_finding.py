@@ -69,6 +69,13 @@ class TestWhatIsFound:
         assert (one.probabilities == again.probabilities).all()
         assert (one.probabilities != other.probabilities).any()
 
+    def test_the_scale_of_the_noise_at_the_end(self):
+        x, y, _ = blobs()
+        assert found_in((x, y), b=0.05).b == 0.05
+        alone = found_in((x, y), b="auto")
+        assert 0 < alone.b < 1
+        assert find_label_issues(alone.probabilities, y).b is None
+
     def test_the_kinds_of_data_agree(self):
         x, y, _ = blobs()
         tensors = torch.from_numpy(x), torch.from_numpy(y)
@@ -97,10 +104,10 @@ class TestWhatIsFound:
     def test_a_trained_model_is_taken_as_it_is(self):
         x, y, wrong = blobs()
         examples = read_examples((x, y))
-        model, _ = train_once(
+        model = train_once(
             network(), examples, b=0.05, momentum=0.9, weight_decay=0.0, seed=0, device="cpu",
             precision="float32", **QUICK,
-        )  # fmt: skip
+        ).model  # fmt: skip
         found = find_label_issues(model, (x, y), trained=True)
         with torch.no_grad():
             p = torch.softmax(model(torch.from_numpy(x)).double(), 1).numpy()
@@ -170,10 +177,10 @@ class TestHowItTrains:
 
     def test_noise_on_the_model_is_not_taken_for_its_weights(self):
         x, y, _ = blobs()
-        model, _ = train_once(
+        model = train_once(
             network(), read_examples((x, y)), b=0.05, momentum=0.9, weight_decay=0.0, seed=0,
             device="cpu", precision="float32", **QUICK,
-        )  # fmt: skip
+        ).model  # fmt: skip
         clean = find_label_issues(model, (x, y), trained=True)
         copied = found_in_model(model, x, y)
         optimizer = neuvar.NVRMSGD(model.parameters(), lr=1e-30, b=0.5)

@@ -73,6 +73,22 @@ class TestOneExample:
         p = np.random.default_rng(0).dirichlet([1, 1], size=20)
         assert normalized_margin(p, np.zeros(20, dtype=int)) == pytest.approx(p[:, 0])
 
+    def test_many_examples_are_judged_as_few_are(self, monkeypatch):
+        p, y, _ = noisy(np.random.default_rng(4))
+        whole = normalized_margin(p, y)
+        monkeypatch.setattr("neuvar.cleaning.judging.AT_ONCE", 7)
+        assert (normalized_margin(p, y) == whole).all()
+
+    def test_the_precision_of_probabilities_is_kept_and_they_are_left_alone(self):
+        for kind in (np.float32, np.float64):
+            p = np.full((2, 3), 1 / 3 + 1e-4, dtype=kind)
+            before = p.copy()
+            found = judge_labels(p, [0, 1])
+            assert found.probabilities.dtype == kind
+            assert found.probabilities.sum(1) == pytest.approx(1)
+            assert (p == before).all()
+        assert judge_labels(np.eye(2, dtype=np.int8), [0, 1]).probabilities.dtype == np.float64
+
 
 class TestAll:
     def test_a_network_that_knows_counts_the_wrong_labels(self):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,8 @@ class Finder:
         self.during()
         p = np.full((len(data), len(data.names)), 0.05)
         p[np.arange(len(data)), np.arange(len(data)) % len(data.names)] = 1
-        return judge_labels(p / p.sum(1, keepdims=True), data.labels, names=data.names)
+        found = judge_labels(p / p.sum(1, keepdims=True), data.labels, names=data.names)
+        return replace(found, b=0.031415926 if options["b"] == "auto" else options["b"])
 
 
 @pytest.fixture
@@ -127,6 +129,7 @@ def test_options_reach_the_training(capsys, digits, finder):
     assert options == wanted | {"device": "cpu", "precision": "bf16"}
     said = json.loads(Path("a/b/summary.json").read_text())
     assert said["settings"] | wanted == said["settings"]
+    assert "b_at_the_end" not in said["settings"]
     assert said["seed"] == 5
     assert "weights" in said["settings"]["network"]
     assert [line for line in out.splitlines() if line.startswith("trained")] == [
@@ -140,6 +143,10 @@ def test_defaults_are_those_of_the_library(capsys, digits, finder):
     assert finder.calls[0][2] == TRAINING
     there = inspect.signature(REAL).parameters
     assert {name: there[name].default for name in TRAINING} == TRAINING
+    said = json.loads(Path("out/clean/summary.json").read_text())
+    assert said["settings"]["b"] == "auto"
+    assert said["settings"]["b_at_the_end"] == 0.03142
+    assert "| b at the end | 0.03142 |" in Path("out/clean/summary.md").read_text()
 
 
 def test_a_bar_for_a_person(capsys, digits, finder, monkeypatch):

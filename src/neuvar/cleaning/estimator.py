@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -124,7 +125,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with np.errstate(all="ignore"):  # what is too large is refused when it is standardised
             scaler = StandardScaler().fit(X)
         examples = Examples(_standardised(scaler, X, torch.float32), numbers, names)
-        trained, probabilities = train_once(
+        run = train_once(
             _network(self.model, examples, seed),
             examples,
             b=self.b,
@@ -140,12 +141,13 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.classes_ = y[np.unique(numbers, return_index=True)[1]]
         self.scaler_ = scaler
-        self.model_ = trained.cpu().eval().requires_grad_(False)
+        self.model_ = run.model.cpu().eval().requires_grad_(False)
         if self.model is None:
             # In float32, a prediction depends in its last digits on what is predicted along with
             # it. Networks of others may not work in float64.
             self.model_ = self.model_.double()
-        self.label_issues_ = judge_labels(probabilities, examples.labels, names=examples.names)
+        found = judge_labels(run.probabilities, examples.labels, names=examples.names)
+        self.label_issues_ = replace(found, b=run.b)
         self.probabilities_ = self.label_issues_.probabilities
         self.label_quality_ = self.label_issues_.quality
         return self

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,11 +110,12 @@ def find_label_issues(
         _refuse_unused(training, "a trained model")
     examples = _for_the_scores_of(model, data, names)
     if trained:
-        found = probabilities_of(model, examples, precision=precision)
+        found, last = probabilities_of(model, examples, precision=precision), None
     else:
-        _, found = train_once(model, examples, precision=precision, **training)
+        run = train_once(model, examples, precision=precision, **training)
+        found, last = run.probabilities, run.b
     _refuse_nothing_learned(found, examples)
-    return judge_labels(found, examples.labels, names=examples.names)
+    return replace(judge_labels(found, examples.labels, names=examples.names), b=last)
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
@@ -135,6 +137,21 @@ def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None)
     return examples
 
 
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What came of one training.
+
+    Attributes:
+        model: a copy of the network, trained.
+        probabilities: the mean of those that examples got in training, shape (n, classes).
+        b: scale of the noise at the end.
+    """
+
+    model: nn.Module
+    probabilities: Array
+    b: float
+
+
 def train_once(
     model: nn.Module,
     examples: Examples,
@@ -149,8 +166,8 @@ def train_once(
     device: torch.device | str,
     precision: str,
     progress: Callable[[float], None] | None = None,
-) -> tuple[nn.Module, Array]:
-    """A trained copy of the model, and the mean probabilities that examples got in training."""
+) -> Trained:
+    """Train a copy of the model, and keep what it makes of each example on the way."""
     epochs = whole_number("epochs", epochs, least=1)
     check_scores(model, examples)
     with held_clean(model.parameters()):
@@ -172,7 +189,7 @@ def train_once(
         )
     if not found.finished:
         raise ValueError(f"the training diverged: {found.reason}; try a smaller lr or b")
-    return trained, history.mean()
+    return Trained(trained, history.mean(), float(optimizer.param_groups[0]["b"]))
 
 
 def _no_single(count: int, size: int) -> int:
@@ -214,7 +231,7 @@ class History:
 
     def mean(self) -> Array:
         """Probabilities, with rows that sum to 1."""
-        sums = self._sums.cpu().double()
+        sums = self._sums.cpu()
         return (sums / sums.sum(1, keepdim=True)).numpy()
 
 

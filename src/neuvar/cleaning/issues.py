@@ -55,7 +55,7 @@ class LabelIssues:
 
     Attributes:
         labels: the labels as they were given, int64, shape (n,).
-        probabilities: of each class for each example, float64, shape (n, classes).
+        probabilities: of each class for each example, float32 or float64, shape (n, classes).
         quality: between 0 and 1 for each example, as in cleanlab: the lower, the more likely the
             label is wrong.
         suggested: the class that each example seems to belong to, int64.
@@ -63,6 +63,7 @@ class LabelIssues:
         noise_rate: the share of wrong labels, with its uncertainty.
         transition: how true classes turn into given labels, with its uncertainty.
         names: the name of each class.
+        b: scale of the noise at the end of the training; None if nothing was trained.
     """
 
     labels: Array
@@ -73,6 +74,7 @@ class LabelIssues:
     noise_rate: NoiseRate
     transition: Transition = field(repr=False)
     names: tuple[str, ...]
+    b: float | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -10,6 +10,8 @@ import numpy as np
 from neuvar.cleaning.issues import Array, LabelIssues, NoiseRate, Transition
 from neuvar.measures.proportion import normal_quantile, wilson
 
+AT_ONCE = 10_000
+"""Examples that are copied at once: a million with a thousand classes are not copied as a whole."""
 MOST_OFF = 1e-3
 """By how much probabilities may miss a sum of 1."""
 
@@ -72,10 +74,14 @@ def normalized_margin(p: Array, y: Array) -> Array:
     >>> normalized_margin(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0])).round(3).tolist()
     [0.9, 0.2]
     """
-    rows = np.arange(len(y))
-    others = p.copy()
-    others[rows, y] = -np.inf
-    return np.asarray((1 + p[rows, y] - others.max(1)) / 2)
+    own, other = np.empty(len(y)), np.empty(len(y))
+    for start in range(0, len(y), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        some, rows = p[part].copy(), np.arange(len(y[part]))
+        own[part] = some[rows, y[part]]
+        some[rows, y[part]] = -np.inf
+        other[part] = some.max(1)
+    return np.asarray((1 + own - other) / 2)
 
 
 def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
@@ -92,24 +98,25 @@ def _transition(true: Array, given: Array, classes: int, z: float, confidence: f
 
 
 def checked_probabilities(value: Any) -> Array:
-    """Probabilities as float64, with rows that sum to 1."""
+    """Probabilities with rows that sum to 1, as float64 unless they are float32."""
     p: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if p.ndim != 2 or p.shape[1] < 2 or not len(p) or p.dtype.kind not in "fiub":
         raise ValueError(
             "probabilities must be numbers of shape (n, classes) with at least 2 classes, "
             f"got shape {p.shape} and type {p.dtype}"
         )
-    p = p.astype(np.float64)
+    p = p.astype(np.float32 if p.dtype == np.float32 else np.float64)
     if not np.isfinite(p).all() or (p < 0).any():
         raise ValueError("probabilities must be finite and not negative")
-    off = np.abs(p.sum(1) - 1)
+    total = p.sum(1, dtype=np.float64)
+    off = np.abs(total - 1)
     if off.max() > MOST_OFF:
         raise ValueError(
             f"each row of probabilities must sum to 1, row {off.argmax()} sums to "
-            f"{p[off.argmax()].sum():.6g}"
+            f"{total[off.argmax()]:.6g}"
         )
-    total: Array = p.sum(1, keepdims=True)
-    return np.asarray(p / total)
+    p /= total[:, None]
+    return p
 
 
 def checked_labels(value: Any) -> Array:

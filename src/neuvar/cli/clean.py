@@ -202,7 +202,10 @@ def _judged(
     weights = sum(p.numel() for p in network.parameters())
     with _progress() as progress:
         issues = find_label_issues(network, examples, progress=progress, **how)
-    return source, issues, {"network": f"{type(network).__name__}, {weights:,} weights", **how}
+    said = {"network": f"{type(network).__name__}, {weights:,} weights", **how}
+    if issues.b is not None and issues.b != options.b:
+        said["b_at_the_end"] = float(f"{issues.b:.4g}")
+    return source, issues, said
 
 
 def _told(examples: Examples) -> Examples:
