@@ -78,7 +78,7 @@ def _figures(cleaning: Cleaning) -> str:
         (
             "Estimated share of wrong labels",
             f"{100 * rate.value:.1f} %",
-            f"{100 * rate.confidence:.3g} % interval {interval}",
+            f"{100 * rate.confidence:.3g} % interval of sampling {interval}",
         ),
     ]
     return "".join(

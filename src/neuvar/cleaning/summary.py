@@ -123,7 +123,8 @@ def summary_markdown(cleaning: Cleaning) -> str:
     sure = f"{100 * issues.noise_rate.confidence:.3g} %"
     parts = [
         f"# Labels of {escaped(source.name)}",
-        f"{findings(cleaning)} Intervals have a confidence of {sure}.",
+        f"{findings(cleaning)} Intervals have a confidence of {sure} and are those of "
+        "sampling: where the network itself is mistaken, they are too narrow.",
         "`issues.csv` has all examples, the most suspicious first; `labels.csv` has all labels in "
         "the order of the data, with flagged ones replaced by what is suggested; `index.html` "
         "shows the worst, to be accepted or rejected.",
