@@ -15,6 +15,9 @@ from neuvar.optim.auto import AutoB
 from neuvar.schedule import BSchedule, Constant
 from tests.toy import same
 
+RISEN = auto.WAIT + auto.SECOND_RISE
+"""Looks after which b follows its cost alone."""
+
 
 class Bowl(nn.Module):
     """The loss is h |w|² / 2: noise of scale b raises it by b² h d / 2."""
@@ -101,7 +104,7 @@ class TestTheCost:
 
 class TestControl:
     def test_the_rule(self):
-        def change(cost, loss=0.3, looks=auto.WAIT):
+        def change(cost, loss=0.3, looks=RISEN):
             return AutoB(first=2.3, loss=loss, cost=cost, looks=looks).change
 
         price, fastest = auto.SHARE * math.sqrt(2.0 * 2.3), auto.SPEED * auto.MOST_OFF
@@ -112,9 +115,20 @@ class TestControl:
         assert change(1e9) == -fastest
         assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
         assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto.RETREAT)
-        assert change(1e9, looks=auto.WAIT - 1) == 0
-        rise = sum(change(1e9, looks=k) for k in range(1, auto.RISE + 1))
-        assert rise == pytest.approx(math.log(auto.RISE))
+
+    def test_the_rises(self):
+        def change(looks, cost):
+            return AutoB(first=2.3, loss=0.3, cost=cost, looks=looks).change
+
+        for cost in (0.0, 1e9):
+            first = sum(change(k, cost) for k in range(1, auto.RISE + 1))
+            assert first == pytest.approx(math.log(auto.RISE))
+            assert {change(k, cost) for k in range(auto.RISE, auto.WAIT)} == {0}
+        price = auto.SHARE * math.sqrt(2.0 * 2.3)
+        second = sum(change(k, 0.99 * price) for k in range(auto.WAIT, RISEN + 1))
+        assert second == pytest.approx(-math.log(auto.FIRST))
+        for k in range(auto.WAIT, RISEN):  # where noise costs too much there is none
+            assert change(k, math.e * price) == pytest.approx(-auto.SPEED)
 
     def test_the_running_means(self):
         control = AutoB(first=9.0)
@@ -136,7 +150,7 @@ class TestControl:
         assert (control.first, control.loss, control.looks) == (2.0, 1.0, 1)
 
     def test_b_stays_where_it_can_come_back_from(self):
-        seen = AutoB(first=2.0, looks=auto.WAIT, start=0.1)
+        seen = AutoB(first=2.0, looks=RISEN, start=0.1)
         down, up = (seen._replace(loss=loss) for loss in (3.0, 1.0))
         b = 0.1
         for _ in range(1000):
@@ -151,7 +165,7 @@ class TestControl:
         """Where weights stay, b comes to where the cost, d h b², is near its price or below."""
         model = Bowl(d=20_000, h=0.01)
         optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
-        optimizer.param_groups[0]["b"] = start / auto.RISE
+        optimizer.param_groups[0]["b"] = auto.FIRST * start / auto.RISE
         for step in range(4000):
             optimizer.zero_grad()
             loss = model()
@@ -174,7 +188,7 @@ class TestControl:
             layers = [p[0].numel() for p in model.parameters() if p.ndim > 1]
             group = optimizer.param_groups[0]
             start = AutoB(*group["auto"]).start
-            assert group["b"] == pytest.approx(start / auto.RISE)
+            assert group["b"] == pytest.approx(auto.FIRST * start / auto.RISE)
             assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(auto.NOISE)
             other = NVRMSGD(model.parameters(), lr=0.1, b="auto", noise="laplace")
             assert other.param_groups[0]["b"] == pytest.approx(group["b"] / math.sqrt(2))

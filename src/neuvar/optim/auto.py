@@ -9,20 +9,24 @@ from typing import Any, NamedTuple
 from neuvar.noise import b_from_std
 
 AUTO = "auto"
-NOISE = 4.5
-"""What the noise of all layers adds up to at the beginning; see :class:`AutoB`."""
-LARGEST = 0.07
-"""Where b begins at the most."""
-SHARE = 0.16
+NOISE = 5.2
+"""What the noise of all layers adds up to after the second rise; see :class:`AutoB`."""
+LARGEST = 0.08
+"""Where b rises to at the most."""
+FIRST = 0.6
+"""The part of it that b rises to at first."""
+SHARE = 0.25
 """What noise may cost at the most."""
 BAND = 4.0
 """How much less it may cost before b grows."""
 EVERY = 5
 """Steps from one look to the next."""
 RISE = 5
-"""Looks in which b rises from nothing to where it begins."""
-WAIT = 20
-"""Looks before b follows its cost: networks first get used to noise."""
+"""Looks of the first rise, from nothing."""
+WAIT = 30
+"""Looks before the second rise, and before b follows its cost: networks first get used to noise."""
+SECOND_RISE = 20
+"""Looks of the second rise."""
 MEMORY = 0.8
 """Weight of the looks before in the running means."""
 SPEED = 0.015
@@ -34,7 +38,7 @@ TOO_HIGH = 4.0
 RETREAT = 0.7
 """What b is multiplied with at each look as long as it is."""
 RANGE = (1e-3, 1e3)
-"""Between which multiples of the scale that it began with b stays, so that it can come back."""
+"""Between which multiples of the scale that it rises to b stays, so that it can come back."""
 
 
 class AutoB(NamedTuple):
@@ -42,8 +46,10 @@ class AutoB(NamedTuple):
 
     **Where b begins.** A layer that sums n inputs keeps the size of its signal if its weights are
     of the size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs it by
-    :math:`b\sqrt{n/2}` of its size. Within 25 steps b rises to where this adds up to 4.5 over
-    all layers: much for wide and shallow networks, little for deep ones.
+    :math:`b\sqrt{n/2}` of its size. In two rises b comes to where this adds up to 5.2 over
+    all layers: much for wide and shallow networks, little for deep ones. Within 25 steps it rises
+    to .6 of that, since more noise before anything is learned makes the loss explode and weights
+    grow, which costs accuracy where labels are clean; between steps 150 and 250 to the whole.
 
     **When b changes.** The noise :math:`\epsilon = b\xi` and the gradient g at
     :math:`\theta + \epsilon` are at hand in every step, and their inner product says what noise
@@ -57,8 +63,9 @@ class AutoB(NamedTuple):
     its price and the whole of it, b is left alone, because a network that gets used to noise pays
     less for it by and by. Above, b shrinks, because steps undo noise rather than learn; below, it
     grows, because more noise costs little. As long as nothing is learned it shrinks. All this
-    begins after 100 steps and is slow, but the faster the further the cost is off. Only where the
-    loss rises to four times its first value does b give way at once.
+    begins after 150 steps and is slow, but the faster the further the cost is off; where b would
+    shrink, there is no second rise. Only where the loss rises to four times its first value does b
+    give way at once.
 
     A share of what has been learned alone would be too little where labels are so noisy that little
     can be learned: b would shrink, and the network would learn them by heart. The rule has no unit:
@@ -71,7 +78,7 @@ class AutoB(NamedTuple):
         cost: running mean of the inner product.
         loss: running mean of the loss at perturbed weights.
         first: the loss at the beginning; infinite before it is known.
-        start: the scale at the beginning.
+        start: the scale after the second rise, as the shapes of the weights suggest it.
         told: how often a loss was told for the step that comes.
         new_cost: inner product for the step that comes.
         new_loss: sum of the losses told for it.
@@ -123,7 +130,7 @@ class AutoB(NamedTuple):
         True
         >>> AutoB(looks=99, first=2.3, loss=0.3).change == SPEED * MOST_OFF  # noise costs nothing
         True
-        >>> AutoB(looks=99, first=2.3, loss=0.3, cost=0.2).change
+        >>> AutoB(looks=99, first=2.3, loss=0.3, cost=0.3).change
         0.0
         """
         price = SHARE * math.sqrt(max((self.first - self.loss) * abs(self.first), 0.0))
@@ -135,6 +142,8 @@ class AutoB(NamedTuple):
             off = -MOST_OFF
         elif self.cost > price:
             off = math.log(price / self.cost)
+        elif self.looks < WAIT + SECOND_RISE:
+            return -math.log(FIRST) / SECOND_RISE
         elif self.cost < price / BAND:
             off = math.log(price / BAND / self.cost) if self.cost > 0 else MOST_OFF
         else:
@@ -155,19 +164,19 @@ def beginning(groups: Sequence[dict[str, Any]], noise: str) -> dict[str, Any]:
     for group in groups:
         if "auto" in group:
             return {"b": group["b"], "auto": group["auto"]}
-    std = std_at_beginning([p.shape for group in groups for p in group["params"]])
+    std = suggested_std([p.shape for group in groups for p in group["params"]])
     start = b_from_std(noise, std)
-    return {"b": start / RISE, "auto": tuple(AutoB(start=start))}
+    return {"b": FIRST * start / RISE, "auto": tuple(AutoB(start=start))}
 
 
-def std_at_beginning(shapes: Iterable[Sequence[int]]) -> float:
-    """Standard deviation of the noise at the beginning, for weights of these shapes.
+def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
+    """Standard deviation of the noise after the second rise, for weights of these shapes.
 
     Each tensor of two dimensions or more is a layer, whose first dimension is that of its outputs.
     Narrow layers have larger weights, but fewer inputs to average noise away; so there is a limit.
 
-    >>> round(std_at_beginning([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
-    0.0692
+    >>> round(suggested_std([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
+    0.0799
     """
     inputs = [math.prod(shape[1:]) for shape in shapes if len(shape) > 1] or [1]
     return min(LARGEST, NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))

@@ -26,8 +26,8 @@ from neuvar.train.evaluation import Loss
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FACTORS = tuple(2.0 ** (k / 2) for k in range(-4, 5))
-"""Where the loss is looked at, times the scale that training led to: a quarter to four times."""
+FACTORS = tuple(2.0 ** (k / 2) for k in range(-4, 7))
+"""Where the loss is looked at, times the scale that training led to: a quarter to eight times."""
 LOOKED_AT = 300
 """On how many examples, at most."""
 DRAWS = 4
