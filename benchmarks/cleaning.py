@@ -212,6 +212,7 @@ def by_cleanlab(p: np.ndarray, labels: np.ndarray) -> LabelIssues:
         ours,
         quality=get_label_quality_scores(labels, p),
         flagged=np.asarray(find_label_issues(labels, p, n_jobs=1)),
+        suggested=p.argmax(1),
         noise_rate=replace(ours.noise_rate, value=rate, low=math.nan, high=math.nan),
     )
 

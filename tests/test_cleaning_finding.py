@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import neuvar
 from neuvar import find_label_issues
 from neuvar.cleaning import read_examples
-from neuvar.cleaning.finding import History, feed, probabilities_of, train_once
+from neuvar.cleaning.finding import History, _no_single, feed, probabilities_of, train_once
 from neuvar.cleaning.networks import network_for
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
@@ -300,8 +300,25 @@ class TestWhatIsRefused:
         rng = np.random.default_rng(0)
         x = rng.normal(size=(400, 5)).astype(np.float32)
         y = rng.integers(3, size=400)
-        with pytest.raises(ValueError, match="learned nothing about the labels: it agrees with"):
+        with pytest.raises(ValueError, match="learned nothing about the labels: it gives them"):
             find_label_issues(network(), (1e-6 * x, y), b=0.5, **QUICK)
+
+    def test_a_rare_class_is_not_taken_for_nothing_learned(self):
+        rng = np.random.default_rng(0)
+        y = (np.arange(1000) < 20).astype(int)
+        x = (rng.normal(size=(1000, 5)) + 2.5 * y[:, None]).astype(np.float32)
+        given = np.where(rng.random(1000) < 0.01, 1 - y, y)
+        found = find_label_issues(nn.Linear(5, 2), (x, given), b=0.01, epochs=5)
+        wrong = given != y
+        assert wrong[found.ranked[:5]].mean() > 0.5
+
+    def test_no_last_batch_of_one(self):
+        model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        x, y, _ = blobs(n=21)
+        assert len(find_label_issues(model, (x, y), b=0.0, epochs=9, batch_size=4)) == 21
+        assert _no_single(16_513, 128) == 130
+        assert _no_single(3, 2) == 3
+        assert _no_single(5, 1) == 1
 
     def test_inputs_that_the_model_does_not_take(self):
         x, y, _ = blobs()

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuvar.cleaning import judge_labels
-from neuvar.cleaning.judging import normalized_margin
 from neuvar.measures import Proportion
 
 
@@ -35,23 +34,28 @@ def noisy(rng, n=600, classes=4, rate=0.3):
 class TestOneExample:
     def test_flag_suggestion_and_quality(self):
         found = judge_labels([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]], [0, 2, 1])
-        assert found.flagged.tolist() == [False, True, True]  # of equal classes the first
-        assert found.suggested.tolist() == [0, 1, 0]
+        assert found.flagged.tolist() == [False, True, False]  # not one that is only as probable
+        assert found.suggested.tolist() == [0, 1, 1]
         assert found.quality == pytest.approx([0.6, 0.25, 0.5])
         assert found.ranked.tolist() == [1, 2, 0]
-        assert found.worst.tolist() == [1, 2]
-        assert found.cleaned.tolist() == [0, 1, 0]
-        assert found.pairs.tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        assert found.worst.tolist() == [1]
+        assert found.cleaned.tolist() == [0, 1, 1]
+        assert found.pairs.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
         assert len(found) == 3
         assert found.names == ("0", "1", "2")
 
     @given(st.integers(0, 10_000), st.integers(2, 6))
-    def test_a_label_is_flagged_just_where_its_margin_is_below_one_half(self, seed, classes):
+    def test_what_is_flagged_has_a_margin_below_one_half(self, seed, classes):
         rng = np.random.default_rng(seed)
         p = rng.dirichlet(np.ones(classes), size=30)
         y = rng.integers(classes, size=30)
         found = judge_labels(p, y)
-        assert (found.flagged == (found.quality < 0.5)).all()
+        assert ((found.suggested != y) == (found.quality < 0.5)).all()
+        assert (found.quality[found.flagged] < 0.5).all()
+        own = p[np.arange(30), y]
+        usual = np.array([own[y == k].mean() if (y == k).any() else 1.0 for k in range(classes)])
+        relative = judge_labels((p / usual) / (p / usual).sum(1, keepdims=True), y)
+        assert (found.flagged == ((found.quality < 0.5) & (relative.quality < 0.5))).all()
         assert ((found.quality >= 0) & (found.quality <= 1)).all()
         assert (np.diff(found.quality[found.ranked]) >= 0).all()
         assert (found.cleaned[found.flagged] == found.suggested[found.flagged]).all()
@@ -71,13 +75,26 @@ class TestOneExample:
 
     def test_the_margin_of_two_classes_is_the_probability(self):
         p = np.random.default_rng(0).dirichlet([1, 1], size=20)
-        assert normalized_margin(p, np.zeros(20, dtype=int)) == pytest.approx(p[:, 0])
+        assert judge_labels(p, np.zeros(20, dtype=int)).quality == pytest.approx(p[:, 0])
+
+    def test_a_class_that_is_learned_less_well_keeps_its_examples(self):
+        """Of 12 examples of the second class, which all seem to be of the first, two are wrong."""
+        p = np.array([[0.9, 0.1]] * 100 + [[0.6, 0.4]] * 10 + [[0.9, 0.1]] * 2)
+        y = np.array([0] * 100 + [1] * 12)
+        found = judge_labels(p, y)
+        assert np.flatnonzero(found.flagged).tolist() == [110, 111]
+        assert (found.suggested == 0).all()
+        assert found.transition.matrix == pytest.approx(np.array([[100 / 102, 2 / 102], [0, 1]]))
+        never = judge_labels([[1.0, 0.0], [1.0, 0.0]], [1, 1])  # a probability of nothing at all
+        assert never.flagged.all()
 
     def test_many_examples_are_judged_as_few_are(self, monkeypatch):
         p, y, _ = noisy(np.random.default_rng(4))
-        whole = normalized_margin(p, y)
+        whole = judge_labels(p, y)
         monkeypatch.setattr("neuvar.cleaning.judging.AT_ONCE", 7)
-        assert (normalized_margin(p, y) == whole).all()
+        parts = judge_labels(p, y)
+        assert (parts.quality == whole.quality).all()
+        assert (parts.flagged == whole.flagged).all()
 
     def test_the_precision_of_probabilities_is_kept_and_they_are_left_alone(self):
         for kind in (np.float32, np.float64):

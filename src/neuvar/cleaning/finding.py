@@ -195,7 +195,9 @@ def train_once(
 def _no_single(count: int, size: int) -> int:
     """A batch size that leaves no last batch of one example, which batch normalisation refuses."""
     size = whole_number("batch_size", size, least=1)
-    return size + 1 if size > 1 and count % size == 1 else size
+    while 1 < size < count and count % size == 1:
+        size += 1
+    return size
 
 
 @contextmanager
@@ -208,14 +210,16 @@ def _own_generators(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _refuse_nothing_learned(probabilities: Array, examples: Examples) -> None:
-    """A network that agrees with the labels no better than a constant knows nothing about them."""
-    n = len(examples)
-    agreed = float((probabilities.argmax(1) == examples.labels).mean())
-    most = float(np.bincount(examples.labels).max()) / n
-    if agreed <= most + math.sqrt(most * (1 - most) / n):
+    """A network that gives labels no more than labels in another order knows nothing about them."""
+    n, labels = len(examples), examples.labels
+    own = probabilities[np.arange(n), labels].astype(np.float64)
+    shares = np.bincount(labels, minlength=probabilities.shape[1]) / n
+    by_chance = probabilities @ shares
+    gain = own - by_chance
+    if gain.mean() <= 2 * gain.std() / math.sqrt(n):
         raise ValueError(
-            "the network has learned nothing about the labels: it agrees with "
-            f"{100 * agreed:.0f} % of them, the most frequent class alone with {100 * most:.0f} %; "
+            "the network has learned nothing about the labels: it gives them a probability of "
+            f"{own.mean():.3g} on average, and {by_chance.mean():.3g} to labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
 

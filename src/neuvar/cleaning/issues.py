@@ -58,7 +58,8 @@ class LabelIssues:
         probabilities: of each class for each example, float32 or float64, shape (n, classes).
         quality: between 0 and 1 for each example, as in cleanlab: the lower, the more likely the
             label is wrong.
-        suggested: the class that each example seems to belong to, int64.
+        suggested: the most probable class of each example, int64; its label if none is more
+            probable.
         flagged: whether the label is taken to be wrong, bool.
         noise_rate: the share of wrong labels, with its uncertainty.
         transition: how true classes turn into given labels, with its uncertainty.

@@ -21,12 +21,14 @@ def judge_labels(
 ) -> LabelIssues:
     """Judge labels by the probability of each class for each example.
 
-    An example is flagged if another class than its label is the most probable one, which is then
-    suggested. Its quality is the margin of its label, half of one plus the label's probability less
-    that of the most probable other class, which cleanlab calls the normalized margin. The share of
-    wrong labels is that of the flagged ones, and the transition matrix is counted as if the most
-    probable classes were the true ones; the intervals are Wilson's, for what another sample of
-    examples would give.
+    An example is flagged if another class is more probable than its label, and still is if each
+    probability is divided by the mean of what examples with that label have: a class with few
+    examples is learned less well than others, and would lose them all. The most probable class is
+    suggested. The quality is the margin of the label, half of one plus the label's probability
+    less that of the most probable other class, which cleanlab calls the normalized margin. The
+    share of wrong labels is that of the flagged ones, and the transition matrix is counted as if
+    the labels after cleaning were true; the intervals are Wilson's, for what another sample of examples
+    would give, so they do not hold the network's own errors.
 
     Args:
         probabilities: shape (n, classes), of a network that has not memorized the labels.
@@ -53,35 +55,40 @@ def judge_labels(
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
     z = normal_quantile(confidence)
-    suggested = p.argmax(1)
-    flagged = suggested != y
+    own = p[np.arange(n), y].astype(np.float64)
+    usual = _means(own, y, classes)
+    other = _best_other(p, y)
+    flagged = (other > own) & (_best_other(p, y, usual) > own / usual[y])
+    suggested = np.where(other > own, p.argmax(1), y)
     rate = float(flagged.mean())
     return LabelIssues(
         labels=y,
         probabilities=p,
-        quality=normalized_margin(p, y),
+        quality=(1 + own - other) / 2,
         suggested=suggested,
         flagged=flagged,
         noise_rate=NoiseRate(rate, *wilson(rate, n, z), confidence),
-        transition=_transition(suggested, y, classes, z, confidence),
+        transition=_transition(np.where(flagged, suggested, y), y, classes, z, confidence),
         names=tuple(map(str, names)),
     )
 
 
-def normalized_margin(p: Array, y: Array) -> Array:
-    """Half of one plus the probability of the label less that of the most probable other class.
-
-    >>> normalized_margin(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0])).round(3).tolist()
-    [0.9, 0.2]
-    """
-    own, other = np.empty(len(y)), np.empty(len(y))
+def _best_other(p: Array, y: Array, usual: Array | float = 1.0) -> Array:
+    """The largest probability of another class than the label, relative to what is usual."""
+    found = np.empty(len(y))
     for start in range(0, len(y), AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        some, rows = p[part].copy(), np.arange(len(y[part]))
-        own[part] = some[rows, y[part]]
-        some[rows, y[part]] = -np.inf
-        other[part] = some.max(1)
-    return np.asarray((1 + own - other) / 2)
+        some = p[part] / usual
+        some[np.arange(len(some)), y[part]] = -np.inf
+        found[part] = some.max(1)
+    return found
+
+
+def _means(own: Array, y: Array, classes: int) -> Array:
+    """Mean of what examples with each label have; 1 for a class that is no label."""
+    counts = np.bincount(y, minlength=classes)
+    sums = np.bincount(y, weights=own, minlength=classes)
+    return np.where(counts, np.maximum(sums / np.maximum(counts, 1), np.finfo(float).tiny), 1.0)
 
 
 def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
