@@ -126,6 +126,28 @@ class TestWhatIsFound:
             False,
         ]
 
+    def test_networks_of_another_precision_compute_in_float32(self):
+        x, y, wrong = blobs()
+        plain = found_in((x, y), b=0.05)
+        for dtype in (torch.float64, torch.bfloat16):
+            model = network().to(dtype)
+            found = find_label_issues(model, (x, y), b=0.05, **QUICK)
+            assert (found.flagged == wrong).mean() > 0.95
+            assert next(model.parameters()).dtype == dtype
+            ready = nn.Linear(5, 3, bias=False).to(dtype)
+            nn.init.eye_(ready.weight)
+            assert (find_label_issues(ready, (x, y), trained=True).flagged == wrong).mean() > 0.9
+        again = find_label_issues(network().double(), (x, y), b=0.05, **QUICK)
+        assert (again.probabilities == plain.probabilities).all()
+
+    def test_layers_that_are_made_by_their_first_input(self):
+        x, y, wrong = blobs()
+        model = nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(3))
+        one, again = (find_label_issues(model, (x, y), b=0.05, **QUICK) for _ in range(2))
+        assert (one.flagged == wrong).mean() > 0.95
+        assert (one.probabilities == again.probabilities).all()
+        assert nn.parameter.is_lazy(model[0].weight)
+
     def test_numbers_that_leave_classes_out(self):
         """They are the numbers of columns, or of scores, not of the classes that occur."""
         p = np.full((6, 10), 0.02)

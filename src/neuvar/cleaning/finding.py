@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
+from torch.nn.parameter import is_lazy
 
 from neuvar.cleaning.inputs import Examples, read_examples, read_given
 from neuvar.cleaning.issues import Array, LabelIssues
@@ -30,6 +32,8 @@ DROPS = 3
 """The learning rate is divided by ten after each third of the training."""
 AT_ONCE = 500
 """Examples in a batch of an evaluation."""
+WITH_NAMES = (Examples, str, os.PathLike)
+"""Data that say what their classes are."""
 
 
 def find_label_issues(
@@ -131,7 +135,7 @@ def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None)
     examples = data if isinstance(data, Examples) else read_examples(data, names=names)
     scores = _scores_of_two(model, examples)
     classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
-    if names is None and classes > len(examples.names) and not isinstance(data, (Examples, str)):
+    if names is None and classes > len(examples.names) and not isinstance(data, WITH_NAMES):
         labels, known = read_given(data, classes)
         return Examples(examples.inputs, labels, known, examples.files)
     return examples
@@ -170,13 +174,18 @@ def train_once(
     """Train a copy of the model, and keep what it makes of each example on the way."""
     epochs = whole_number("epochs", epochs, least=1)
     check_scores(model, examples)
-    with held_clean(model.parameters()):
-        trained = copy.deepcopy(model).to(device).train()
-    optimizer = NVRMSGD(
-        trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
-    )
+    trained = _copied(model).to(device).train()
     history = History(len(examples.labels), len(examples.names), torch.device(device))
-    with _own_generators(torch.device(device), seed):  # of dropout
+    with _own_generators(torch.device(device), seed):  # of dropout, and of layers yet to be made
+        _make_layers(trained, examples)
+        optimizer = NVRMSGD(
+            trained.parameters(),
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            b=b,
+            seed=seed,
+        )
         found = fit(
             trained,
             feed(examples, _no_single(len(examples), batch_size), seed=seed, device=device),
@@ -190,6 +199,19 @@ def train_once(
     if not found.finished:
         raise ValueError(f"the training diverged: {found.reason}; try a smaller lr or b")
     return Trained(trained, history.mean(), float(optimizer.param_groups[0]["b"]))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy at clean weights that computes in float32, whatever the precision of the model."""
+    with held_clean(model.parameters()):
+        return copy.deepcopy(model).float()
+
+
+def _make_layers(model: nn.Module, examples: Examples) -> None:
+    """Let layers that are made by their first input see one."""
+    if any(map(is_lazy, model.parameters())):
+        with torch.no_grad(), in_evaluation_mode(model):
+            model(_inputs_of_two(examples, device_of(model)))
 
 
 def _no_single(count: int, size: int) -> int:
@@ -242,8 +264,9 @@ class History:
 def probabilities_of(model: nn.Module, examples: Examples, *, precision: str = "float32") -> Array:
     """What a network as it is makes of the examples, in evaluation mode."""
     check_scores(model, examples)
+    model = _copied(model).eval()
     device, found = device_of(model), []
-    with torch.no_grad(), held_clean(model.parameters()), in_evaluation_mode(model):
+    with torch.no_grad():
         for inputs, *_ in feed(examples, AT_ONCE, shuffle=False, device=device).epoch(0):
             with autocast(device, precision):
                 scores = model(inputs)
@@ -264,9 +287,8 @@ def check_scores(model: nn.Module, examples: Examples) -> None:
 
 def _scores_of_two(model: nn.Module, examples: Examples) -> Any:
     """What a model makes of the first two examples."""
-    few = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
-    inputs, *_ = next(iter(feed(few, 2, shuffle=False, device=device_of(model)).epoch(0)))
-    tried = copy.deepcopy(model).eval()  # a layer may be made by its first input
+    inputs = _inputs_of_two(examples, device_of(model))
+    tried = _copied(model).eval()  # a copy, for a layer may be made by its first input
     try:
         with torch.no_grad():
             return tried(inputs)
@@ -275,6 +297,12 @@ def _scores_of_two(model: nn.Module, examples: Examples) -> Any:
         raise ValueError(
             f"model does not take inputs of shape {tuple(inputs.shape)}: {reason}"
         ) from error
+
+
+def _inputs_of_two(examples: Examples, device: torch.device) -> Tensor:
+    few = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
+    inputs, *_ = next(iter(feed(few, 2, shuffle=False, device=device).epoch(0)))
+    return inputs
 
 
 def feed(

@@ -27,8 +27,8 @@ def judge_labels(
     suggested. The quality is the margin of the label, half of one plus the label's probability
     less that of the most probable other class, which cleanlab calls the normalized margin. The
     share of wrong labels is that of the flagged ones, and the transition matrix is counted as if
-    the labels after cleaning were true; the intervals are Wilson's, for what another sample of examples
-    would give, so they do not hold the network's own errors.
+    the labels after cleaning were true; the intervals are Wilson's, for what another sample of
+    examples would give, so they do not hold the network's own errors.
 
     Args:
         probabilities: shape (n, classes), of a network that has not memorized the labels.
