@@ -4,7 +4,8 @@
 
 One run with neural variability and ``b="auto"`` (:func:`neuvar.find_label_issues`) against cleanlab
 on probabilities of five-fold cross-validation with plain SGD: the same network, epochs and
-settings, five trainings instead of one. cleanlab is also given the probabilities of our one run.
+settings, five trainings instead of one. cleanlab ranks by its own default, the label's probability,
+and by the margin, as we do. It is also given the probabilities of our one run.
 Then the network is trained with plain SGD on the labels as given, on the true ones, and on those
 that each way has corrected. It goes on where it was stopped; results are in results/cleaning.jsonl,
 tables in results/cleaning.md.
@@ -285,20 +286,23 @@ def judgements(found: Any) -> list[str]:
 
 
 def differences(found: Any) -> list[str]:
-    lines = head("labels", "n", "AUROC", "average precision", "beyond two standard errors")
+    columns = ("labels", "against", "n", "AUROC", "average precision", "beyond two standard errors")
+    lines = head(*columns)
     for row, ways in found.items():
-        seeds = sorted(ways.get("ours", {}).keys() & ways.get("cleanlab", {}).keys())
-        if len(seeds) < 2:
-            continue
-        said, cells = [], []
-        for measure in MEASURES[:2]:
-            gains = [ways["ours"][s][measure] - ways["cleanlab"][s][measure] for s in seeds]
-            mean = statistics.fmean(gains)
-            error = statistics.stdev(gains) / math.sqrt(len(gains))
-            cells.append(f"{mean:+.3f} ± {error:.3f} (s.e.)")
-            said.append("above" if mean > 2 * error else "below" if mean < -2 * error else "equal")
-        cells.append(", ".join(said))
-        lines.append(f"| {title(row)} | {len(seeds)} | {' | '.join(cells)} |")
+        for other in ("cleanlab", "cleanlab, by margin"):
+            seeds = sorted(ways.get("ours", {}).keys() & ways.get(other, {}).keys())
+            if len(seeds) < 2:
+                continue
+            said, cells = [], []
+            for measure in MEASURES[:2]:
+                gains = [ways["ours"][s][measure] - ways[other][s][measure] for s in seeds]
+                mean = statistics.fmean(gains)
+                error = statistics.stdev(gains) / math.sqrt(len(gains))
+                cells.append(f"{mean:+.3f} ± {error:.3f} (s.e.)")
+                sure = abs(mean) > 2 * error
+                said.append(("above" if mean > 0 else "below") if sure else "equal")
+            said_of = [title(row), other, str(len(seeds)), *cells, ", ".join(said)]
+            lines.append(f"| {' | '.join(said_of)} |")
     return lines
 
 
