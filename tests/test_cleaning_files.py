@@ -106,7 +106,7 @@ class TestArrays:
     def test_what_is_looked_for_and_what_is_there(self):
         assert refused(npz(pixels=IMAGES, y=LABELS)) == (
             "data.npz has no inputs: looked for an array called images, inputs, x, X, data, "
-            "there are pixels, y"
+            "there are pixels, y; name them with --inputs NAME and --labels NAME"
         )
         assert "looked for an array called labels, y, targets, there are x" in refused(
             npz(x=IMAGES)
@@ -116,12 +116,40 @@ class TestArrays:
             "--labels must be a .npy, .npz or .csv file or an array of data.npz, which has x, y, "
             "got 'z'"
         )
-        npz("apart.npz", z=LABELS)
-        assert "apart.npz has no labels" in refused(path, labels="apart.npz")
+        npz("apart.npz", z=LABELS, w=LABELS)
+        assert refused(path, labels="apart.npz").endswith("labels, y, targets, there are z, w")
         assert "same length, got 6 and 5" in refused(npz(x=IMAGES, y=LABELS[:5]))
         assert "at least two classes" in refused(npz(x=IMAGES, y=np.zeros(6)))
         assert "6 of 6 are missing" in refused(npz(x=IMAGES, y=LABELS * np.nan))
         assert "1 of 6 are missing" in refused(npz(x=IMAGES, y=[1, 2, np.nan, 1, 2, 1]))
+
+    def test_inputs_by_name(self):
+        """As Keras keeps its MNIST, and as numpy calls arrays without names."""
+        keras = npz("keras.npz", x_test=IMAGES[:1], x_train=IMAGES, y_train=LABELS)
+        np.savez("plain.npz", IMAGES, LABELS)
+        for path, inputs, labels in (
+            (keras, "x_train", "y_train"),
+            (Path("plain.npz"), "arr_0", "arr_1"),
+        ):
+            source = read_source(path, inputs=inputs, labels=labels)
+            assert (source.examples.inputs.numpy() == IMAGES).all()
+            assert (source.values[source.examples.labels] == LABELS).all()
+        assert refused(keras, inputs="z", labels="y_train") == (
+            "--inputs must be an array of keras.npz, which has x_test, x_train, y_train, got 'z'"
+        )
+        assert refused(keras, inputs="y_train", labels="y_train") == (
+            "inputs and labels must be two arrays of keras.npz, got 'y_train'"
+        )
+        assert "labels, y, targets, there are x_test, x_train, y_train; name them with" in refused(
+            keras, inputs="x_train"
+        )
+        assert refused(table(), inputs="a") == "--inputs is for .npz files, got data.csv"
+        assert "--inputs is for .npz files" in refused(photos(["a/1.png"]), inputs="a")
+
+    def test_rows_of_whole_numbers_are_features(self):
+        source = read_source(npz(x=np.arange(12).reshape(6, 2), y=LABELS))
+        assert source.examples.inputs.dtype == torch.float32
+        assert source.examples.inputs[-1].tolist() == [10, 11]
 
     def test_damaged_files(self):
         path = npz(x=IMAGES, y=LABELS)
@@ -177,6 +205,110 @@ class TestTables:
             source = read_source(path, labels="given.npy")
             assert source.columns == ("a", "b")
             assert source.examples.labels.tolist() == [1, 0, 1]
+
+    def test_a_column_of_other_labels_is_no_feature(self):
+        """It would tell the network what it is to find out."""
+        table("found.csv", "index,label\n0,x\n1,y\n2,x\n")
+        columns = {"a": [1, 3, 5], "label": [0, 1, 1], "kind": [7, 8, 7]}
+        text = "a,label,kind\n1,0,7\n3,1,8\n5,1,7\n"
+        for path in (table(text=text), parquet(**columns)):
+            source = read_source(path, labels="found.csv", drop=["kind"])
+            assert (source.columns, source.examples.names) == (("a",), ("x", "y"))
+            assert source.left_out == ("column 'label' (other labels)",)
+            source = read_source(path, labels="kind")
+            assert (source.columns, source.examples.names) == (("a",), ("7", "8"))
+            assert source.left_out == ("column 'label' (other labels)",)
+            assert read_source(path).columns == ("a", "kind")
+            assert read_source(path).left_out == ()
+
+    def test_dropped_columns_may_hold_anything(self):
+        text = 'id,a,b,label\n"x, y",1,2,u\n,3,4,v\nnan,5,6,u\n'
+        columns = {"id": ["x", None, "z"], "a": [1, 3, 5], "b": [2, 4, 6], "label": list("uvu")}
+        for path in (table(text=text), parquet(**columns)):
+            source = read_source(path, drop=["b", "id"])
+            assert (source.columns, source.left_out) == (("a",), ())
+            assert source.examples.inputs.tolist() == [[1], [3], [5]]
+            assert refused(path, drop=["id", "c"]) == (
+                f"{path} has no column 'c', there are 'id', 'a', 'b', 'label'"
+            )
+            assert refused(path, drop=["label"]) == (
+                "--drop must not have the column of labels, got 'label'"
+            )
+            assert "got 'b'" in refused(path, labels="b", drop=["b"])
+            assert "must have columns of numbers" in refused(path, drop=["id", "a", "b"])
+        assert refused(npz(x=IMAGES, y=LABELS), drop=["x"]) == "--drop is for tables, got data.npz"
+        assert "--drop is for tables" in refused(photos(["a/1.png"]), drop=["x"])
+
+    @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+    def test_row_numbers_of_a_csv_file_are_no_feature(self, name):
+        path = table(text=f"{name},a,label\n0,1,x\none,2,y\n2,3,x\n")
+        source = read_source(path)
+        assert source.columns == ("a",)
+        assert source.left_out == (f"column {name!r} (row numbers)",)
+        assert read_source(path, drop=[name]).left_out == ()
+        with pytest.raises(ValueError, match=r"column .* must be a finite number, got 'x'"):
+            read_source(table(text=f"a,label,{name}\n1,u,x\n"))
+        table("p.csv", f"{name},cat,dog\n0,0.25,0.75\n1,0.5,0.5\n")
+        assert read_probabilities(Path("p.csv"), ("cat", "dog")).shape == (2, 2)
+
+    def test_row_numbers_of_a_parquet_file_are_no_feature(self):
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        frame = pandas.DataFrame({"a": [1, 3, 5], "label": list("uvu")})
+        path = Path("data.parquet")
+        frame.to_parquet(path)
+        assert read_source(path).left_out == ()  # they are not kept if they only count
+        frame.sort_values("label").to_parquet(path)
+        source = read_source(path)
+        assert source.columns == ("a",)
+        assert source.left_out == ("column '__index_level_0__' (row numbers)",)
+        frame.assign(id=[7, 8, 9], who=list("xyz")).set_index(["id", "who"]).to_parquet(path)
+        source = read_source(path)
+        assert source.columns == ("a",)
+        assert source.left_out == ("column 'id' (row numbers)", "column 'who' (row numbers)")
+        frame.set_index("label").to_parquet(path)
+        assert read_source(path).examples.names == ("u", "v")
+
+    def test_nonsense_in_the_place_of_what_pandas_says(self):
+        arrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet as files
+
+        found = arrow.table({"a": [1, 3], "label": [0, 1]})
+        for said in (b"{", b"\xff", b"[1]", b'{"index_columns": [{"kind": "range"}]}'):
+            files.write_table(found.replace_schema_metadata({b"pandas": said}), "data.parquet")
+            assert read_source(Path("data.parquet")).columns == ("a",)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "species\nx\ny\nx\n",
+            "index,species\n2,x\n1,y\n0,x\n",
+            "file,species\na,x\nb,y\nc,x\n",
+            ",species\n0,x\n1,y\n2,x\n",
+            "species,label\n1,x\n2,y\n3,x\n",
+        ],
+    )
+    def test_a_file_of_labels_may_call_them_as_it_likes(self, text):
+        table("given.csv", text)
+        source = read_source(table(text="a\n1\n2\n3\n"), labels="given.csv")
+        assert [source.examples.names[k] for k in source.examples.labels] == ["x", "y", "x"]
+
+    def test_files_of_labels_that_are_refused(self):
+        path = table(text="a\n1\n2\n3\n")
+        table("given.csv", "species,colour\nx,red\ny,blue\nx,red\n")
+        assert refused(path, labels="given.csv") == (
+            "given.csv has no column 'label', there are 'species', 'colour'"
+        )
+        table("given.csv", "index\n0\n1\n2\n")
+        assert "given.csv has no column 'label'" in refused(path, labels="given.csv")
+        Path("given.txt").write_text("x\ny\nx\n")
+        assert refused(path, labels="given.txt") == (
+            "--labels must be a .npy, .npz or .csv file or a column of data.csv, got 'given.txt'"
+        )
+        table("given.csv", "label\nx\nnan\ny\n")
+        assert refused(path, labels="given.csv") == (
+            "labels must be there for all examples, 1 of 3 are missing, the first one at position 1"
+        )
 
     @pytest.mark.parametrize(
         ("text", "sentence"),
@@ -249,11 +381,12 @@ class TestFolders:
         folder = photos(["1.png", "deep/er/2.png", "3.png"])
         (folder / ".hidden.png").write_text("no image")
         (folder / "notes.txt").write_text("no image")
-        table("given.csv", "label,file\ncat,3.png\ndog,1.png\ncat,deep/er/2.png\n")
-        source = read_source(folder, labels="given.csv")
-        assert source.places == ("1.png", "3.png", "deep/er/2.png")
-        assert source.examples.labels.tolist() == [1, 0, 0]
-        assert (source.examples.inputs[1].numpy() == IMAGES[2]).all()
+        for name in ("label", "animal"):
+            table("given.csv", f"{name},file\ncat,3.png\ndog,1.png\ncat,deep/er/2.png\n")
+            source = read_source(folder, labels="given.csv")
+            assert source.places == ("1.png", "3.png", "deep/er/2.png")
+            assert source.examples.labels.tolist() == [1, 0, 0]
+            assert (source.examples.inputs[1].numpy() == IMAGES[2]).all()
 
     @pytest.mark.parametrize(
         ("text", "sentence"),

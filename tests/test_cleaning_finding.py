@@ -148,6 +148,31 @@ class TestWhatIsFound:
         assert (one.probabilities == again.probabilities).all()
         assert nn.parameter.is_lazy(model[0].weight)
 
+    def test_whole_numbers_are_words_for_a_network_that_embeds_them(self):
+        rng = np.random.default_rng(0)
+        y = rng.integers(2, size=200)
+        words = rng.integers(10, size=(200, 6)) + 10 * y[:, None]
+        given = np.where(np.arange(200) < 20, 1 - y, y)
+
+        class Bag(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.last = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+            def forward(self, x):
+                return self.last(self.table(x).mean(1))
+
+        torch.manual_seed(0)
+        found = find_label_issues(Bag(), (words, given), b=0.01, epochs=10, batch_size=20)
+        assert (found.flagged == (given != y)).mean() > 0.95
+        features = find_label_issues(mlp((6, 16, 2), seed=0), (words, given), b=0.01, lr=0.01)
+        assert len(features) == 200
+
+    def test_names_of_examples_that_have_them_are_refused(self):
+        x, y, _ = blobs(n=30)
+        with pytest.raises(ValueError, match="names"):
+            find_label_issues(network(), read_examples((x, y)), names=["a", "b", "c"])
+
     def test_numbers_that_leave_classes_out(self):
         """They are the numbers of columns, or of scores, not of the classes that occur."""
         p = np.full((6, 10), 0.02)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from neuvar.cleaning.inputs import Examples, folders, pictures, read_examples
+from neuvar.cleaning.inputs import Examples, folders, pictures, read_examples, read_given
 from neuvar.cleaning.inputs.arrays import read_inputs
 from neuvar.cleaning.inputs.labels import read_labels
 from neuvar.data import Dataset, Split
@@ -65,7 +65,14 @@ class TestLabels:
         assert [int(name) for name in names] == sorted(set(values))
         assert numbers.dtype == np.int64
 
-    @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=2, unique=True), st.data())
+    @given(
+        st.lists(
+            st.text(min_size=1).filter(lambda word: word.strip() and word.lower() != "nan"),
+            min_size=2,
+            unique=True,
+        ),
+        st.data(),
+    )
     def test_text_is_its_own_name(self, words, data):
         values = words + data.draw(st.lists(st.sampled_from(words)))
         numbers, names = read_labels(values)
@@ -135,6 +142,8 @@ class TestLabels:
             np.array([1.0, 2.0, np.nan, 1.0, np.nan]),
             torch.tensor([1.0, 2.0, torch.nan, 1.0, torch.nan]),
             np.array(["a", "b", "", "b", ""]),
+            np.array(["a", "b", np.nan, "b", np.nan]),
+            ["a", "b", "nan", "b", "NaN"],
             np.array(["2001", "2002", "NaT", "2001", "NaT"], dtype="M8[Y]"),
             np.array(["2001", "2002", "NaT", "2001", "NaT"], dtype="M8[ns]"),
             np.ma.array([1, 2, 3, 1, 5], mask=[0, 0, 1, 0, 1]),
@@ -145,7 +154,7 @@ class TestLabels:
             pd.Series([True, False, None, True, None], dtype="boolean"),
             [pd.Timestamp(1), pd.Timestamp(2), pd.NaT, pd.Timestamp(1), pd.NaT],
         ],
-        ids=range(17),
+        ids=range(19),
     )
     def test_missing_ones_are_counted(self, values):
         with pytest.raises(ValueError, match="2 of 5 are missing, the first one at position 2"):
@@ -194,6 +203,9 @@ class TestLabels:
         with pytest.raises(ValueError, match=sentence):
             read_labels(values, ("c", "a", "b"))
 
+    def test_a_known_class_may_be_called_nan(self):
+        assert read_labels(["nan", "a", "nan"], ("a", "nan"))[0].tolist() == [1, 0, 1]
+
     def test_names_must_differ(self):
         with pytest.raises(ValueError, match="names must all be different"):
             read_labels([0, 1], ("a", "a"))
@@ -203,16 +215,16 @@ class TestInputs:
     @pytest.mark.parametrize(
         "values",
         [
-            [[1, 2], [3, 4]],
-            ([1, 2], [3, 4]),
+            [[1, 2.0], [3, 4]],
+            ([1, 2], [3, 4.0]),
             np.array([[1, 2], [3, 4]], dtype=np.uint8),
+            np.array([[1, 2], [3, 4]], dtype=np.uint64),
             np.array([[1, 2], [3, 4]], dtype=">f8"),
             np.array([[1, 3], [2, 4]], dtype=np.float16).T,
-            np.array([[3, 4], [1, 2]])[::-1],
-            torch.tensor([[1, 2], [3, 4]]),
+            torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8),
             torch.tensor([[1.0, 2], [3, 4]], dtype=torch.bfloat16, requires_grad=True),
-            [torch.tensor([1, 2]), torch.tensor([3, 4])],
-            [np.array([1, 2]), np.array([3, 4])],
+            [torch.tensor([1.0, 2]), torch.tensor([3.0, 4])],
+            [np.array([1.0, 2]), np.array([3, 4])],
             pd.DataFrame({"a": [1, 3], "b": [2.0, 4.0]}, index=[7, 5]),
             pd.DataFrame({"a": pd.array([1, 3], dtype="Int64"), "b": [2.0, 4.0]}),
         ],
@@ -223,6 +235,31 @@ class TestInputs:
         assert found.dtype == torch.float32
         assert found.tolist() == [[1, 2], [3, 4]]
         assert not found.requires_grad
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            [[1, 2], [3, 2**40 + 1]],
+            np.array([[3, 2**40 + 1], [1, 2]])[::-1],
+            np.array([[1, 2], [3, 2**40 + 1]], dtype=">i8"),
+            torch.tensor([[1, 2], [3, 2**40 + 1]]),
+            [torch.tensor([1, 2]), torch.tensor([3, 2**40 + 1])],
+        ],
+        ids=range(5),
+    )
+    def test_rows_of_whole_numbers_stay_whole(self, values):
+        found = read_inputs(values)
+        assert found.dtype == torch.int64
+        assert found.tolist() == [[1, 2], [3, 2**40 + 1]]
+
+    @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.uint32])
+    def test_short_whole_numbers(self, kind):
+        found = read_inputs(np.array([[1, 2], [3, 4]], dtype=kind))
+        assert (found.dtype, found.tolist()) == (torch.int64, [[1, 2], [3, 4]])
+
+    def test_whole_numbers_that_are_no_rows_become_float32(self):
+        for shape in ((2, 3, 4), (2, 2, 2, 2, 2)):
+            assert read_inputs(np.ones(shape, dtype=np.int64)).dtype == torch.float32
 
     def test_truth_values_beside_numbers(self):
         frame = pd.DataFrame({"a": [1.5, 3.0], "b": [True, False]})
@@ -238,13 +275,20 @@ class TestInputs:
             assert found.dtype == torch.uint8
             assert (found.numpy() == x).all()
 
+    @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, np.float64])
     @pytest.mark.parametrize("channels", [1, 3])
     @pytest.mark.parametrize("size", [(5, 5), (9, 6)])
-    def test_channels_move_before_height_and_width(self, size, channels):
-        x = noise(4, *size, channels)
+    def test_channels_move_before_height_and_width(self, size, channels, kind):
+        x = noise(4, *size, channels).astype(kind)
         found = read_inputs(x)
         assert found.is_contiguous()
+        assert found.dtype == (torch.uint8 if kind == np.uint8 else torch.float32)
         assert (found.numpy() == np.transpose(x, (0, 3, 1, 2))).all()
+
+    def test_four_channels_of_floats_are_four_channels(self):
+        """Nobody knows which number is opaque."""
+        x = np.random.default_rng(0).random((2, 8, 8, 4), dtype=np.float32)
+        assert (read_inputs(x).numpy() == np.transpose(x, (0, 3, 1, 2))).all()
 
     def test_transparent_pixels_are_on_white(self, monkeypatch):
         """Every colour with every opacity, rounded to the nearest; in several parts."""
@@ -264,8 +308,9 @@ class TestInputs:
         assert found.dtype == torch.float32
         assert (found.numpy() == x).all()
 
-    def test_floating_point_images_stay_as_they_are(self):
-        x = np.random.default_rng(0).random((2, 8, 8, 3), dtype=np.float32)
+    @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 8, 9), (2, 3, 4, 4), (2, 7, 4, 3)])
+    def test_floating_point_images_with_channels_first_stay_as_they_are(self, shape):
+        x = np.random.default_rng(0).random(shape, dtype=np.float32)
         assert (read_inputs(x).numpy() == x).all()
 
     def test_arrays_that_may_not_be_written_are_copied(self):
@@ -328,6 +373,19 @@ class Items:
         return self.inputs[index], self.labels[index]
 
 
+class Dicts(Items):
+    """The same with items as Hugging Face has them."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(torch.zeros(2), 0)])
@@ -362,6 +420,44 @@ class TestExamples:
         assert (found.inputs.numpy() == FEATURES).all()
         assert found.labels.tolist() == LABELS
         assert (found.names, found.files) == (("0", "1"), ())
+
+    @pytest.mark.parametrize("key", ["labels", "label", "targets", "target", "y"])
+    def test_items_that_are_dicts(self, key):
+        rows = zip(FEATURES, LABELS, strict=True)
+        items = [{"id": "a", "x": x, key: y, "note": None} for x, y in rows]
+        for kind in (torch.from_numpy, list, np.asarray):
+            found = read_examples(Dicts([item | {"x": kind(item["x"])} for item in items]))
+            assert (found.inputs.numpy() == FEATURES).all()
+            assert found.labels.tolist() == LABELS
+        labels, names = read_given(Dicts(items), 3)
+        assert (labels.tolist(), names) == (LABELS, ("0", "1", "2"))
+
+    def test_pictures_and_words_in_dicts(self):
+        x = noise(6, 9, 9)
+        items = [
+            {"image": Image.fromarray(one), "label": k} for one, k in zip(x, LABELS, strict=True)
+        ]
+        assert (read_examples(Dicts(items)).inputs.numpy() == x).all()
+        words = read_examples(Dicts([{"input_ids": [k, 7, 2], "label": k} for k in LABELS]))
+        assert words.inputs.dtype == torch.int64
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            {"x": 1.0},
+            {"label": 0},
+            {"text": "good", "label": 0},
+            {"x": [1.0], "z": [1.0], "label": 0},
+            {"x": [1.0], "label": 0, "y": 0},
+        ],
+    )
+    def test_dicts_without_one_input_and_one_label(self, item):
+        sentence = (
+            "items of data that are dicts must have a label under one of labels, label, targets, "
+            f"target, y and one input, got the keys {', '.join(item)} at position 1"
+        )
+        with pytest.raises(ValueError, match=f"^{sentence}$"):
+            read_examples(Dicts([{"x": [1.0], "label": 0}, item]))
 
     def test_a_split_and_the_training_part_of_a_data_set(self):
         images = torch.from_numpy(noise(6, 3, 8, 8))
@@ -417,7 +513,10 @@ class TestExamples:
             (None, "got NoneType"),
             (Stream(), "a data set with a length and items, .* got Stream"),
             (DataLoader(Items(FEATURES, LABELS)), "got DataLoader"),
-            (TensorDataset(torch.ones(3, 2)), "pairs of an input and a label, got tuple at"),
+            (
+                TensorDataset(torch.ones(3, 2)),
+                "pairs of an input and a label, or dicts with them, got tuple at",
+            ),
             (Items([picture(), 3], [0, 1]), "must all be pictures, or none, got 1 of 2"),
             (Items([], []), "labels is empty"),
         ],
@@ -449,13 +548,15 @@ class TestExamples:
             ({"names": ("a",)}, "labels must be int64 numbers from 0 to 0"),
             ({"labels": np.array(LABELS) - 1}, "labels must be int64 numbers from 0 to 1"),
             ({"labels": np.array(LABELS, dtype=np.float32)}, "labels must be int64"),
-            ({"inputs": torch.ones(6, 2, dtype=torch.uint8)}, "inputs must be float32, or uint8"),
+            ({"inputs": torch.ones(6, 2, dtype=torch.uint8)}, "inputs must be float32, int64 of 2"),
+            ({"inputs": torch.ones(6, 2, 2, dtype=torch.int64)}, r"got torch.int64 of shape"),
             ({"inputs": torch.ones(6, 2).double()}, r"got torch.float64 of shape \(6, 2\)"),
         ],
     )
     def test_examples_are_checked(self, change, sentence):
         parts = {"inputs": torch.ones(6, 2), "labels": np.array(LABELS), "names": ("a", "b")}
         assert Examples(**parts).names == ("a", "b")
+        assert Examples(**parts | {"inputs": torch.ones(6, 2).long()}).names == ("a", "b")
         with pytest.raises(ValueError, match=sentence):
             Examples(**parts | change)
 
@@ -514,6 +615,18 @@ class TestFolder:
         assert found.labels.tolist() == [2, 2, 0, 0]
         with pytest.raises(ValueError, match="numbers of the 2 classes, got 'cat' at position 0"):
             read_examples(tmp_path, names=("dog", "bird"))
+        for path in (tmp_path, str(tmp_path)):
+            labels, names = read_given(path, 2, ("dog", "cat"))
+            assert (labels.tolist(), names) == ([1, 1, 0, 0], ("dog", "cat"))
+            with pytest.raises(ValueError, match="numbers of the 1 classes, got 'cat'"):
+                read_given(path, 1, ("dog",))
+        with pytest.raises(ValueError, match="names must be left out for Examples"):
+            read_given(found, 3, ("dog", "bird", "cat"))
+        assert read_given(found, 3)[1] == found.names
+
+    def test_a_class_may_be_called_nan(self, tmp_path):
+        folder(tmp_path, {f"{k}/1.png": picture() for k in ("nan", "cat")})
+        assert read_examples(tmp_path).names == ("cat", "nan")
 
     @pytest.mark.parametrize("ending", sorted(folders.KINDS))
     def test_all_kinds_of_images(self, tmp_path, ending):

@@ -136,6 +136,19 @@ class TestPictures:
         assert not are_pictures(torch.zeros(3, 5))
         assert pictures(torch.zeros(3, 2, 2), np.array([], dtype=int), room=1) == []
 
+    @pytest.mark.parametrize("low", [-3.0, 0.0, 100.0])
+    def test_floats_with_channels_anywhere_are_the_picture(self, low):
+        """A picture in bytes that reaches from black to white comes back, whatever its scale."""
+        image = np.random.default_rng(0).integers(0, 256, (1, 8, 9, 3), dtype=np.uint8)
+        image[0, 0, 0] = 0, 128, 255
+        values = torch.from_numpy(image).float() / 100 + low
+        for one in (values, values.movedim(3, 1)):
+            uri = pictures(one, np.arange(1), room=10**9)[0]
+            assert (decoded(base64.b64decode(uri.split(",")[1])) == image[0]).all()
+        for one in (values[..., :1], values[..., :1].movedim(3, 1)):
+            uri = pictures(one, np.arange(1), room=10**9)[0]
+            assert decoded(base64.b64decode(uri.split(",")[1])).shape == (8, 9)
+
     def test_numbers_and_bars(self):
         features = torch.tensor([[1.0, 5.0, 0.123456], [3.0, 5.0, 0.5]])
         assert numbers(features, np.array([1, 0])) == [[3, 5, 0.5], [1, 5, 0.1235]]

@@ -173,6 +173,62 @@ def test_features_are_standardised_for_the_training_only(capsys, finder):
     assert '"numbers":[[1.0,50000.0]]' in Path("out/clean/index.html").read_text()
 
 
+def test_columns_that_are_left_out_are_told(capsys, finder):
+    rows = "".join(f"{i},{i % 3},z{i},{i % 2},{i % 2}\n" for i in range(12))
+    Path("t.csv").write_text(f",a,-b,label,kind\n{rows}")
+    words = ["clean", "t.csv", "--labels", "kind", "--drop=-b"]
+    code, out, err = neuvar(capsys, *words)
+    assert (code, err) == (0, "")
+    told = "column '' (row numbers), column 'label' (other labels)"
+    assert out.splitlines()[:2] == [f"left out: {told}", "12 examples of 2 classes"]
+    assert finder.calls[0][1].inputs.shape == (12, 1)
+    said = json.loads(Path("out/clean/summary.json").read_text())
+    assert said["settings"]["left_out"] == told
+    again = "neuvar clean t.csv --labels kind --drop=-b --decisions decisions.csv --out out/clean"
+    assert again in Path("out/clean/index.html").read_text()
+    Path("decisions.csv").write_text("index,given,label\n3,1,0\n")
+    assert neuvar(capsys, *again.split()[1:])[0] == 0
+    assert rows_of("out/clean/labels.csv")[3]["label"] == "0"
+    code, out, _ = neuvar(capsys, *words[:2], "--labels", "out/clean/labels.csv", "--out", "two",
+                          "--drop", "kind", "-b")  # fmt: skip
+    assert code == 2
+    code, out, _ = neuvar(capsys, *words[:2], "--labels", "out/clean/labels.csv", "--out", "two",
+                          "--drop", "kind", "--drop=-b")  # fmt: skip
+    assert code == 0
+    assert out.startswith(f"left out: {told}\n")
+    assert finder.calls[1][1].inputs.shape == (12, 1)
+
+
+def test_inputs_by_name(capsys, finder):
+    rng = np.random.default_rng(0)
+    np.savez("k.npz", x_train=rng.integers(0, 256, (9, 6, 6), np.uint8), y_train=np.arange(9) % 3)
+    words = ["clean", "k.npz", "--inputs", "x_train", "--labels", "y_train"]
+    assert neuvar(capsys, *words)[0] == 0
+    assert finder.calls[0][1].inputs.shape == (9, 6, 6)
+    again = f"neuvar {' '.join(words)} --decisions decisions.csv --out out/clean"
+    assert again in Path("out/clean/index.html").read_text()
+    Path("decisions.csv").write_text("index,given,label\n3,0,1\n")
+    assert neuvar(capsys, *again.split()[1:])[0] == 0
+    code, _, err = neuvar(capsys, "clean", "k.npz", "--overwrite")
+    assert code == 2
+    assert "there are x_train, y_train; name them with --inputs NAME and --labels NAME" in err
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (32, 32, 3), (40, 40), (1, 28, 28), (28, 28)])
+def test_the_network_depends_on_the_shape_alone(shape):
+    from neuvar.cleaning import network_for, read_examples
+    from neuvar.cleaning.finding import feed
+
+    found = []
+    for kind in (np.uint8, np.float32, np.int64):
+        examples = read_examples((np.zeros((4, *shape), kind), [0, 1, 0, 1]))
+        network = network_for(examples, seed=0)
+        batch = next(iter(feed(examples, 4, device="cpu", shuffle=False).epoch(0)))[0]
+        assert network(batch).shape == (4, 2)
+        found.append([tuple(p.shape) for p in network.parameters()])
+    assert found[0] == found[1] == found[2]
+
+
 def test_standardised():
     labels, names = np.array([0, 1]), ("a", "b")
     flat = Examples(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), labels, names)
@@ -199,6 +255,8 @@ def test_standardised():
         ("--device tpu", "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
         ("--size 8", "--size is for folders of images, got digits.npz"),
         ("--labels z", "got 'z'"),
+        ("--inputs z", "--inputs must be an array of digits.npz, which has images, labels, got"),
+        ("--drop z", "--drop is for tables, got digits.npz"),
         ("--probabilities q.npy", "--probabilities must be a .npy, .npz or .csv file, got 'q.npy'"),
         ("--probabilities p.npy --epochs 3", "--epochs must not be given with --probabilities"),
         ("--probabilities p.npy --seed 0", "--seed must not be given with --probabilities"),
@@ -287,8 +345,8 @@ def test_a_folder_that_appears_during_the_training_is_left_alone(capsys, digits,
 def test_no_escape_reaches_the_screen(capsys):
     names = np.array(["\x1b[31mred", "ok"])[np.arange(10) % 2]
     np.savez("d.npz", x=np.zeros((10, 4), np.float32), y=names)
-    p = np.full((10, 2), 0.1)
-    p[:, 0] = 0.9
+    p = np.eye(2)[np.arange(10) % 2] * 0.8 + 0.1
+    p[1] = 0.99, 0.01
     np.save("p.npy", p)
     code, out, err = neuvar(capsys, "clean", "d.npz", "--probabilities", "p.npy")
     assert (code, err) == (0, "")

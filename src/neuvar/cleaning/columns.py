@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,9 @@ from neuvar.cleaning.issues import Array
 NEEDS_PYARROW = 'reading Parquet files needs pyarrow: pip install "neuvar[clean]"'
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a cell begins with that a spreadsheet would carry out."""
+
+NAMELESS = ("", "Unnamed: 0")
+"""What the first column is called if it is the row numbers that pandas or R have written."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
@@ -38,21 +41,23 @@ class Table:
     labels: list[Any] | None
 
 
-def read_csv(path: Path, label: str | None) -> Table:
+def read_csv(path: Path, label: str | None, *, without: Collection[str] = ()) -> Table:
     """Read a CSV file whose first line names its columns.
 
     Args:
         path: of the file.
         label: the column of labels, which stay text; None if all columns are numbers.
+        without: columns that are not read, whatever they hold.
     """
     with _csv_rows(path) as (header, rows):
-        skipped = None if label is None else place_of(label, header, path)
+        place = None if label is None else place_of(label, header, path)
+        kept = [i for i, name in enumerate(header) if i != place and name not in without]
+        columns = tuple(header[i] for i in kept)
         numbers, labels = array("f"), []
         for line, cells in rows:
-            if skipped is not None:
-                labels.append(_said(cells.pop(skipped), path, line, str(label)))
-            numbers.extend(_numbers(cells, path, line, header, skipped))
-    columns = tuple(name for i, name in enumerate(header) if i != skipped)
+            if place is not None:
+                labels.append(_said(cells[place], path, line, str(label)))
+            numbers.extend(_numbers([cells[i] for i in kept], path, line, columns))
     return _table(path, columns, np.array(numbers), None if label is None else labels)
 
 
@@ -73,6 +78,25 @@ def names_of_columns(path: Path) -> list[str]:
             return list(arrow.parquet.read_schema(file).names)
     with _csv_rows(path) as (header, _):
         return header
+
+
+def row_numbers(path: Path) -> list[str]:
+    """Columns of a CSV or Parquet file that tell rows apart, as pandas and R write them."""
+    names = names_of_columns(path)
+    found = {name for name in names[:1] if name in NAMELESS}
+    if path.suffix.lower() == ".parquet":
+        with _parquet(path) as (arrow, file):
+            found |= _indexes(arrow.parquet.read_schema(file))
+    return [name for name in names if name in found]
+
+
+def _indexes(schema: Any) -> set[str]:
+    """What pandas says of its indexes; one that only counts is not kept as a column."""
+    try:
+        said = (schema.pandas_metadata or {}).get("index_columns", [])
+    except (ValueError, AttributeError):  # what others have written there
+        said = []
+    return {name for name in [*said, "__index_level_0__"] if isinstance(name, str)}
 
 
 @contextmanager
@@ -127,16 +151,13 @@ def _said(cell: str, path: Path, line: int, column: str) -> str:
     return cell
 
 
-def _numbers(
-    cells: Sequence[str], path: Path, line: int, header: Sequence[str], skipped: int | None
-) -> list[float]:
+def _numbers(cells: Sequence[str], path: Path, line: int, columns: Sequence[str]) -> list[float]:
     try:
         numbers = list(map(float, cells))
         if all(map(math.isfinite, numbers)):
             return numbers
     except ValueError:
         pass
-    columns = [name for i, name in enumerate(header) if i != skipped]
     for cell, column in zip(cells, columns, strict=True):
         _said(cell, path, line, column)
         if not _is_finite(cell):
@@ -153,7 +174,7 @@ def _is_finite(cell: str) -> bool:
         return False
 
 
-def read_parquet(path: Path, label: str | None) -> Table:
+def read_parquet(path: Path, label: str | None, *, without: Collection[str] = ()) -> Table:
     """Read a Parquet file; the arguments are those of :func:`read_csv`."""
     with _parquet(path) as (arrow, file):
         read = arrow.parquet.read_table(file)
@@ -162,8 +183,8 @@ def read_parquet(path: Path, label: str | None) -> Table:
         raise ValueError(f"{path} must name each column once, got {_listed(names)}")
     if label is not None:
         place_of(label, names, path)
-    columns = [name for name in names if name != label]
-    for name in names:
+    columns = [name for name in names if name != label and name not in without]
+    for name in columns if label is None else [*columns, label]:
         _check_column(read.column(name), path, name, is_label=name == label)
     numbers = [read.column(name).cast(arrow.float64()).to_numpy() for name in columns]
     for name, column in zip(columns, numbers, strict=True):

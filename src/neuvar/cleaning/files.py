@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.columns import names_of_columns, read_csv, read_parquet
+from neuvar.cleaning.columns import (
+    names_of_columns,
+    place_of,
+    read_csv,
+    read_parquet,
+    row_numbers,
+)
 from neuvar.cleaning.given import (
     LABEL,
     LABELS,
@@ -29,6 +35,7 @@ from neuvar.cleaning.numpy_files import name_among, names_in, read_named, read_n
 INPUTS = ("images", "inputs", "x", "X", "data")
 """Names under which the inputs of an .npz file are looked for, in this order."""
 
+NAMED = "; name them with --inputs NAME and --labels NAME"
 PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
 KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
 
@@ -43,6 +50,7 @@ class Source:
         examples: inputs, labels and names of classes.
         values: the label of each class as an array has it, numbers or text.
         columns: what the features are called; empty if they have no names.
+        left_out: columns that are no features although nobody said so, and what they are.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Source:
     examples: Examples
     values: Array
     columns: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def place_name(self) -> str:
@@ -73,30 +82,41 @@ class Source:
         return digest.hexdigest()
 
 
-def read_source(path: Path, *, labels: str | None = None, size: int | None = None) -> Source:
+def read_source(
+    path: Path,
+    *,
+    labels: str | None = None,
+    inputs: str | None = None,
+    drop: Sequence[str] = (),
+    size: int | None = None,
+) -> Source:
     """Read a data set with its labels.
 
     Args:
         path: a folder with a folder of images for each class, or a file: .npz with arrays of
             inputs and labels; .csv with a header, or .parquet, whose columns are features but for
-            the one of labels.
+            the one of labels, a second one called label, and row numbers.
         labels: where the labels are if not where they usually are: the name of an array or of a
             column, or a .npy, .npz or .csv file that has them; for a folder, a .csv file with the
             columns file and label.
+        inputs: the array of an .npz file that has the inputs, if it has no usual name.
+        drop: columns of a table that are not read.
         size: pixels to which the images of a folder are brought, both ways.
     """
-    if path.is_dir():
-        return _folder(path, labels, size)
     if not path.exists():
         raise ValueError(f"DATA must be {KINDS}, there is no {path}")
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("npz", "csv", "parquet"):
+    kind = "folder" if path.is_dir() else path.suffix.lower().removeprefix(".")
+    if kind not in ("folder", "npz", "csv", "parquet"):
         raise ValueError(f"DATA must be {KINDS}, got {path}")
-    if size is not None:
+    if size is not None and kind != "folder":
         raise ValueError(f"--size is for folders of images, got {path}")
-    if kind == "npz":
-        return _npz(path, labels)
-    return _table(path, kind, labels)
+    if inputs is not None and kind != "npz":
+        raise ValueError(f"--inputs is for .npz files, got {path}")
+    if drop and kind not in ("csv", "parquet"):
+        raise ValueError(f"--drop is for tables, got {path}")
+    if kind == "folder":
+        return _folder(path, labels, size)
+    return _npz(path, inputs, labels) if kind == "npz" else _table(path, kind, labels, drop)
 
 
 def _folder(path: Path, labels: str | None, size: int | None) -> Source:
@@ -126,31 +146,50 @@ def _images_below(folder: Path) -> list[str]:
     return sorted(seen)
 
 
-def _npz(path: Path, labels: str | None) -> Source:
-    inputs = read_named(path, name_among(INPUTS, path, "inputs"))
+def _npz(path: Path, inputs: str | None, labels: str | None) -> Source:
     there = names_in(path)
+    known = f"an array of {path}, which has {', '.join(there)}"
+    if inputs is not None and inputs not in there:
+        raise ValueError(f"--inputs must be {known}, got {inputs!r}")
+    name = inputs or name_among(INPUTS, path, "inputs", otherwise=NAMED)
     if labels is None or labels in there:
-        given: Any = read_named(path, labels or name_among(LABELS, path, "labels"))
+        labels = labels or name_among(LABELS, path, "labels", otherwise=NAMED)
+        if labels == name:
+            raise ValueError(f"inputs and labels must be two arrays of {path}, got {name!r}")
+        given: Any = read_named(path, labels)
     else:
-        given = label_file(labels, f"array of {path}, which has {', '.join(there)}")
-    return _source(path, "npz", inputs, given)
+        given = label_file(labels, known)
+    found = read_named(path, name)
+    # Whole numbers that stand in rows are features here, as those of a table are.
+    is_features = found.ndim == 2 and found.dtype.kind in "iu"
+    examples = read_examples((found.astype(np.float32) if is_features else found, readable(given)))
+    return Source(path.name, "npz", examples, values_of(examples.names))
 
 
-def _table(path: Path, kind: str, labels: str | None) -> Source:
-    column = labels or LABEL
-    is_apart = (
-        labels is not None and column not in names_of_columns(path) and Path(labels).is_file()
+def _table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> Source:
+    column, there = labels or LABEL, names_of_columns(path)
+    is_apart = labels is not None and column not in there and Path(labels).is_file()
+    own = None if is_apart else there[place_of(column, there, path)]
+    for name in drop:
+        place_of(name, there, path)
+        if name == own:
+            raise ValueError(f"--drop must not have the column of labels, got {name!r}")
+    left_out = dict.fromkeys(row_numbers(path), "row numbers")
+    if LABEL in there:
+        left_out[LABEL] = "other labels"
+    left_out = {name: what for name, what in left_out.items() if name not in (own, *drop)}
+    read = read_csv if kind == "csv" else read_parquet
+    table = read(path, own, without={*drop, *left_out})
+    given = label_file(column, f"a column of {path}") if is_apart else table.labels
+    examples = read_examples((table.numbers, readable(given)))
+    return Source(
+        path.name,
+        kind,
+        examples,
+        values_of(examples.names),
+        table.columns,
+        tuple(f"column {name!r} ({what})" for name, what in left_out.items()),
     )
-    table = (read_csv if kind == "csv" else read_parquet)(path, None if is_apart else column)
-    given = label_file(column, f"column of {path}") if is_apart else table.labels
-    return _source(path, kind, table.numbers, given, table.columns)
-
-
-def _source(
-    path: Path, kind: str, inputs: Array, given: Any, columns: tuple[str, ...] = ()
-) -> Source:
-    examples = read_examples((inputs, readable(given)))
-    return Source(path.name, kind, examples, values_of(examples.names), columns)
 
 
 def with_classes(source: Source, classes: int) -> Source:
@@ -189,7 +228,7 @@ def read_probabilities(path: Path, names: Sequence[str]) -> Array:
         only = there if len(there) == 1 else PROBABILITIES
         found = read_named(path, name_among(only, path, "probabilities"))
     else:
-        table = read_csv(path, None)
+        table = read_csv(path, None, without=row_numbers(path))
         order = list(range(len(table.columns)))
         if set(table.columns) == set(names):
             order = [table.columns.index(name) for name in names]

@@ -64,10 +64,11 @@ def find_label_issues(
         model: any classifier that gives one score for each class; it is left as it is. Or
             probabilities from elsewhere, shape (n, classes): then nothing is trained.
         data: a pair of inputs and labels (arrays, tensors), a :class:`neuvar.data.Dataset` or
-            :class:`~neuvar.data.Split`, a torch dataset, or a folder with a folder of images for
-            each class. Labels alone if the model is probabilities. Images of bytes are normalised
-            by their own mean and deviation; other inputs are taken as they are, so bring features
-            to a similar scale.
+            :class:`~neuvar.data.Split`, a torch dataset of pairs or dicts, or a folder with a
+            folder of images for each class. Labels alone if the model is probabilities. Whole
+            numbers are words if the model embeds them, else features. Images of bytes are
+            normalised by their own mean and deviation; other inputs are taken as they are, so bring
+            features to a similar scale.
         trained: take the model as it is, and do not train; one that has memorized the labels has
             little to say. Give it the inputs that it was trained on, as floats.
         b: scale of the noise, or "auto".
@@ -132,13 +133,21 @@ def _refuse_unused(options: dict[str, Any], beside: str) -> None:
 
 def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None) -> Examples:
     """The examples, with as many classes as the model has scores if labels are numbers."""
-    examples = data if isinstance(data, Examples) else read_examples(data, names=names)
+    examples = _as_it_takes_them(model, read_examples(data, names=names))
     scores = _scores_of_two(model, examples)
     classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
     if names is None and classes > len(examples.names) and not isinstance(data, WITH_NAMES):
         labels, known = read_given(data, classes)
         return Examples(examples.inputs, labels, known, examples.files)
     return examples
+
+
+def _as_it_takes_them(model: nn.Module, examples: Examples) -> Examples:
+    """Whole numbers are words for a model that embeds them, and features for any other."""
+    embeds = any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in model.modules())
+    if embeds or examples.inputs.dtype != torch.int64:
+        return examples
+    return replace(examples, inputs=examples.inputs.float())
 
 
 @dataclass(frozen=True, eq=False)

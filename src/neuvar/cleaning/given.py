@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.columns import names_of_columns, place_of, read_texts
+from neuvar.cleaning.columns import names_of_columns, place_of, read_texts, row_numbers
 from neuvar.cleaning.issues import Array
-from neuvar.cleaning.numpy_files import name_among, read_named, read_npy
+from neuvar.cleaning.numpy_files import name_among, names_in, read_named, read_npy
 
 LABELS = ("labels", "y", "targets")
 """Names under which the labels of an .npz file are looked for, in this order."""
 
 LABEL = "label"
 """The column of labels unless another one is named."""
+
+PLACES = ("file", "index")
+"""Columns of a file of labels that say what a label belongs to."""
 
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
@@ -27,28 +30,38 @@ def label_file(name: str, otherwise: str) -> Any:
     path = Path(name)
     kind = path.suffix.lower()
     if not path.is_file() or kind not in (".npy", ".npz", ".csv"):
-        raise ValueError(
-            f"--labels must be a .npy, .npz or .csv file or an {otherwise}, got {name!r}"
-        )
+        raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
     if kind == ".npy":
         return read_npy(path)
     if kind == ".npz":
-        return read_named(path, name_among(LABELS, path, "labels"))
-    header = names_of_columns(path)
-    place_of(LABEL, header, path)
-    if "index" in header:
+        there = names_in(path)
+        only = there if len(there) == 1 else LABELS
+        return read_named(path, name_among(only, path, "labels"))
+    column = _column(path)
+    if "index" in names_of_columns(path):
         rows = read_texts(path, ["index"])
         return labels_by_place(path, "index", [str(i) for i in range(len(rows))])
-    return [row[LABEL] for row in read_texts(path, [LABEL])]
+    return [row[column] for row in read_texts(path, [column])]
+
+
+def _column(path: Path) -> str:
+    """The column of labels of a CSV file: the one called so, or the only one."""
+    header = names_of_columns(path)
+    others = [name for name in header if name not in (*PLACES, *row_numbers(path))]
+    if LABEL not in header and len(others) == 1:
+        return others[0]
+    return header[place_of(LABEL, header, path)]
 
 
 def labels_by_place(path: Path, what: str, places: Sequence[str]) -> list[str]:
     """The labels of a CSV file that says for each one what it belongs to."""
     found: dict[str, str] = {}
-    for row in read_texts(path, [what, LABEL]):
+    place_of(what, names_of_columns(path), path)
+    column = _column(path)
+    for row in read_texts(path, [what, column]):
         if row[what] in found:
             raise ValueError(f"{path} must have each {what} once, {row[what]!r} is there twice")
-        found[row[what]] = row[LABEL]
+        found[row[what]] = row[column]
     known = set(places)
     unknown = next((place for place in found if place not in known), None)
     if unknown is not None:

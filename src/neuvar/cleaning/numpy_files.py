@@ -45,13 +45,13 @@ def _readable(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"{path} is not {kind} file that can be read: {first}") from error
 
 
-def name_among(wanted: Sequence[str], path: Path, what: str) -> str:
+def name_among(wanted: Sequence[str], path: Path, what: str, *, otherwise: str = "") -> str:
     """The first of these names that an .npz file has an array of."""
     there = names_in(path)
     found = [name for name in wanted if name in there]
     if not found:
         raise ValueError(
             f"{path} has no {what}: looked for an array called {', '.join(wanted)}, "
-            f"there are {', '.join(there) or 'none'}"
+            f"there are {', '.join(there) or 'none'}{otherwise}"
         )
     return found[0]

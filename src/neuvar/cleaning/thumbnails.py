@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from neuvar.cleaning.inputs.arrays import has_channels_last
 from neuvar.cleaning.issues import Array
 
 LARGEST = 96
@@ -30,7 +31,8 @@ def pictures(inputs: Tensor, chosen: Array, *, room: int) -> list[str]:
     """Chosen images as data URIs; all of them are made smaller until they fit into the room.
 
     Args:
-        inputs: images as (n, h, w) or (n, c, h, w); floats are stretched from black to white.
+        inputs: images as (n, h, w), (n, c, h, w) or (n, h, w, c); numbers that are no bytes are
+            stretched from black to white, for all chosen ones alike.
         chosen: numbers of those that are wanted.
         room: characters for all of them together.
     """
@@ -51,9 +53,10 @@ def _drawable(images: Array) -> Array:
         images = ((images - low) * (255 / (high - low or 1.0))).round().astype(np.uint8)
     if images.ndim == 3:
         return images
-    if images.shape[1] == 3:
-        return images.transpose(0, 2, 3, 1)
-    grey: Array = images.mean(1).round().astype(np.uint8)
+    last = images if has_channels_last(images.shape) else images.transpose(0, 2, 3, 1)
+    if last.shape[3] == 3:
+        return last
+    grey: Array = last.mean(3).round().astype(np.uint8)
     return grey
 
 

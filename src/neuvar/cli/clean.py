@@ -49,8 +49,11 @@ def add_clean(commands: Commands) -> None:
         """\
 DATA is one of
   a folder      with a folder of images for each class
-  FILE.npz      with an array called images, inputs, x, X or data, and labels, y or targets
-  FILE.csv      with a line of names; all columns but the one of labels are numbers
+  FILE.npz      with an array called images, inputs, x, X or data, and labels, y or targets;
+                others are named with --inputs and --labels
+  FILE.csv      with a line of names; all columns but the one of labels are numbers. Left out are
+                row numbers (a nameless first column, an index of pandas), the column label if
+                --labels says that others are the labels, and what --drop names
   FILE.parquet  likewise
 A network is trained once, with noise on its weights so that it does not learn labels by heart.
 DIR gets index.html, to look at the worst and decide; issues.csv, all examples, the most suspicious
@@ -60,8 +63,10 @@ an apostrophe before it, so that no spreadsheet carries it out.
 
 examples:
   neuvar clean photos                              a folder of images, into out/clean
-  neuvar clean digits.npz --labels y --out checked
-  neuvar clean table.csv --labels species --epochs 60
+  neuvar clean mnist.npz --inputs x_train --labels y_train --out checked
+  neuvar clean table.csv --labels species --drop id name --epochs 60
+  neuvar clean table.csv --labels found/labels.csv --drop species
+                                                   once more, with labels found before
   neuvar clean digits.npz --probabilities predicted.npy
                                                    nothing is trained
   neuvar clean digits.npz --decisions decisions.csv
@@ -83,6 +88,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="array or column of labels (default of a table: label), or a .npy, .npz or .csv file "
         "with them; for a folder, a .csv file with the columns file and label",
     )
+    add("--inputs", metavar="NAME", help="array of inputs of a .npz file")
+    add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
+        help="columns of a table that are no features, whatever they hold")  # fmt: skip
     add("--size", type=counted, metavar="PIXELS", help="of the images of a folder (default: "
         "their own if all are equal and at most 64, else 64)")  # fmt: skip
     add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
@@ -135,8 +143,12 @@ def _clean(options: argparse.Namespace) -> int:
         return _decide(options)
     check_folder(options.out, overwrite=options.overwrite)
     began = time.perf_counter()
-    source = read_source(options.data, labels=options.labels, size=options.size)
+    source = _source(options)
+    if source.left_out:
+        print(f"left out: {', '.join(source.left_out)}", flush=True)
     source, issues, settings = _judged(source, options)
+    if source.left_out:
+        settings["left_out"] = ", ".join(source.left_out)
     cleaning = Cleaning(
         source=source,
         issues=issues,
@@ -149,6 +161,16 @@ def _clean(options: argparse.Namespace) -> int:
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
     _tell(cleaning, options.out)
     return 0
+
+
+def _source(options: argparse.Namespace) -> Source:
+    return read_source(
+        options.data,
+        labels=options.labels,
+        inputs=options.inputs,
+        drop=options.drop,
+        size=options.size,
+    )
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -177,9 +199,16 @@ def _refuse(names: list[str], beside: str) -> None:
 
 def _again(options: argparse.Namespace) -> tuple[str, ...]:
     """Words that read the same data once more."""
-    labels = ["--labels", options.labels] if options.labels else []
-    size = ["--size", str(options.size)] if options.size else []
-    return (str(options.data), *labels, *size)
+    given = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
+    said = [(name, value) for name, value in given if value]
+    said += [("drop", name) for name in options.drop]
+    words = [word for name, value in said for word in _words(f"--{name}", str(value))]
+    return (str(options.data), *words)
+
+
+def _words(option: str, value: str) -> list[str]:
+    """An option and its value, as one word where two would be taken for two options."""
+    return [f"{option}={value}"] if value.startswith("-") else [option, value]
 
 
 def _judged(
@@ -279,7 +308,7 @@ def _use(source: Source, out: Path) -> str:
 
 
 def _decide(options: argparse.Namespace) -> int:
-    source = read_source(options.data, labels=options.labels, size=options.size)
+    source = _source(options)
     count = write_decided(source, options.out, options.decisions)
     print(
         f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {_use(source, options.out)}"

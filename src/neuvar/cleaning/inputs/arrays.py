@@ -1,4 +1,4 @@
-"""Inputs of any kind as a tensor: bytes for images, float32 for everything else."""
+"""Inputs of any kind as a tensor: bytes for images, int64 for rows of whole numbers, or float32."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from neuvar.cleaning.inputs.labels import NUMBERS
 from neuvar.cleaning.issues import Array
 
+WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 AT_ONCE = 4096
 """Images whose transparency is resolved at once."""
 
@@ -21,23 +22,33 @@ def read_inputs(values: Any) -> Tensor:
 
     Images are of shape (n, height, width) or (n, channels, height, width). Images of shape
     (n, height, width, channels) with 1, 3 or 4 channels, and more than four pixels in height and
-    width, are brought into this order; transparent ones are put on white.
+    width, are brought into this order; transparent ones of bytes are put on white.
+
+    Rows of whole numbers, shape (n, m), become int64: they may be words of a language. Bytes and
+    truth values in rows become float32.
 
     >>> images = np.zeros((7, 32, 32, 4), dtype=np.uint8)
     >>> read_inputs(images).shape, read_inputs(images).unique()
     (torch.Size([7, 3, 32, 32]), tensor([255], dtype=torch.uint8))
-    >>> read_inputs([[1, 2], [3, 4]]).dtype
-    torch.float32
+    >>> read_inputs([[1, 2], [3, 4]]).dtype, read_inputs([[1, 2], [3, 4.5]]).dtype
+    (torch.int64, torch.float32)
     """
     found = _tensor(values)
     shape = tuple(found.shape)
     if len(shape) < 2 or not found.numel():
         raise ValueError(f"inputs must have the shape (n, ...) and not be empty, got {shape}")
+    if len(shape) == 2 and found.dtype in WHOLE:
+        return found.to(torch.int64)
     if found.dtype != torch.uint8 or len(shape) not in (3, 4):
-        return _finite(found.to(torch.float32))
-    if len(shape) == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > 4:
+        found = _finite(found.to(torch.float32))
+    if has_channels_last(shape):
         found = _channels_first(found)
     return found.contiguous()
+
+
+def has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether these are images of shape (n, height, width, channels)."""
+    return len(shape) == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > 4
 
 
 def _tensor(values: Any) -> Tensor:
@@ -81,7 +92,9 @@ def _array(values: Any) -> Array:
 
 
 def _from_array(found: Array) -> Tensor:
-    if found.dtype != np.uint8:
+    if found.ndim == 2 and found.dtype.kind in "iu" and np.can_cast(found.dtype, np.int64):
+        found = found if found.dtype == np.uint8 else found.astype(np.int64, copy=False)
+    elif found.dtype != np.uint8:
         with np.errstate(over="ignore"):  # what is too large becomes inf, which is refused
             found = found.astype(np.float32, copy=False)
     # torch shares memory with the array, and wants to be allowed to write to it.
@@ -101,7 +114,7 @@ def _finite(inputs: Tensor) -> Tensor:
 def _channels_first(images: Tensor) -> Tensor:
     """Move channels, and put transparent images on white."""
     images = images.movedim(3, 1)
-    if images.shape[1] != 4:
+    if images.shape[1] != 4 or images.dtype != torch.uint8:
         return images
     out = images.new_empty((len(images), 3, *images.shape[2:]))
     for target, part in zip(out.split(AT_ONCE), images.split(AT_ONCE), strict=True):

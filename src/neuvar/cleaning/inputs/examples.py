@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -20,6 +20,7 @@ from neuvar.cleaning.inputs.labels import NUMBERS, plain_labels, read_labels
 from neuvar.cleaning.inputs.pictures import is_picture, pixels_of, squares
 from neuvar.cleaning.issues import Array
 from neuvar.data import Dataset, Split
+from neuvar.measures.batches import TARGET_KEYS
 from neuvar.measures.checks import whole_number
 
 
@@ -28,8 +29,8 @@ class Examples:
     """Examples with a label each, in memory.
 
     Attributes:
-        inputs: uint8 images of shape (n, height, width) or (n, channels, height, width), or
-            float32 features of shape (n, ...).
+        inputs: uint8 images of shape (n, height, width) or (n, channels, height, width), int64
+            rows of shape (n, m), or float32 features of shape (n, ...).
         labels: int64 class numbers from 0, shape (n,).
         names: the name of each class, by its number.
         files: for images from a folder, the path of each below it, with forward slashes.
@@ -53,9 +54,10 @@ class Examples:
                 f"labels must be int64 numbers from 0 to {classes - 1}, one for each name"
             )
         image = self.inputs.dtype == torch.uint8 and self.inputs.ndim in (3, 4)
-        if not image and self.inputs.dtype != torch.float32:
+        whole = self.inputs.dtype == torch.int64 and self.inputs.ndim == 2
+        if not (image or whole or self.inputs.dtype == torch.float32):
             raise ValueError(
-                "inputs must be float32, or uint8 images of 3 or 4 dimensions, got "
+                "inputs must be float32, int64 of 2 dimensions or uint8 images of 3 or 4, got "
                 f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
             )
 
@@ -84,8 +86,9 @@ def read_examples(
             - a pair of inputs and labels: arrays, tensors, lists, or what pandas has for them;
             - :class:`neuvar.data.Split`, or :class:`neuvar.data.Dataset`, of which the training
               part is read;
-            - a torch data set with a length whose items are pairs of an input and a label; inputs
-              may be pictures of Pillow's;
+            - a torch data set with a length whose items are pairs of an input and a label, or
+              dicts with one input and a label under "labels", "label", "targets", "target" or "y";
+              inputs may be pictures of Pillow's;
             - the path of a folder with a folder of images for each class, for which see above;
             - :class:`Examples`, which are returned as they are.
         size: height and width of the images of a folder, or of pictures. By default the longer side
@@ -94,8 +97,9 @@ def read_examples(
             are then numbers or names of these.
 
     Returns:
-        The examples. Bytes that look like images stay bytes, with channels before height and width;
-        other numbers become float32. Memory is shared with ``data`` where that is possible.
+        The examples. Images have channels before height and width, and stay bytes if they are;
+        whole numbers of shape (n, m) are int64, other numbers become float32. Memory is shared with
+        ``data`` where that is possible.
 
     >>> found = read_examples(([[0.5, 1.0], [0.1, 2.0], [0.2, 0.0]], ["no", "yes", "no"]))
     >>> found.inputs.shape, found.labels.tolist(), found.names
@@ -133,8 +137,8 @@ def read_given(
     ([0, 2, 2], ('0', '1', '2'))
     """
     if isinstance(data, (Examples, str, os.PathLike)):
-        found = read_examples(data)
-        return found.labels, found.names if names is None else tuple(names)
+        found = read_examples(data, names=names)
+        return found.labels, found.names
     given, own = (data, None) if _is_labels(data) else _parts(data, None)[1:]
     known = own if names is None else names
     if known is None and plain_labels(given).dtype.kind in NUMBERS:
@@ -175,19 +179,37 @@ def _gathered(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | No
     """All items of a torch data set; pictures are made small at once."""
     inputs, labels = [], []
     for position in range(len(data)):
-        item = data[position]
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise ValueError(
-                "items of data must be pairs of an input and a label, "
-                f"got {type(item).__name__} at position {position}"
-            )
-        inputs.append(_small(item[0], size))
-        labels.append(item[1])
+        given, label = _pair(data[position], position)
+        inputs.append(_small(given, size))
+        labels.append(label)
     while isinstance(data, Subset):
         data = data.dataset
     names = getattr(data, "classes", None)
     known = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     return inputs, labels, names if known and names else None
+
+
+def _pair(item: Any, position: int) -> tuple[Any, Any]:
+    """The input and the label of one item."""
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    if not isinstance(item, Mapping):
+        raise ValueError(
+            "items of data must be pairs of an input and a label, or dicts with them, "
+            f"got {type(item).__name__} at position {position}"
+        )
+    keys = [key for key in TARGET_KEYS if key in item]
+    inputs = [value for key, value in item.items() if key not in keys and _is_input(value)]
+    if len(keys) != 1 or len(inputs) != 1:
+        raise ValueError(
+            f"items of data that are dicts must have a label under one of {', '.join(TARGET_KEYS)} "
+            f"and one input, got the keys {', '.join(map(str, item))} at position {position}"
+        )
+    return inputs[0], item[keys[0]]
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray, Real, list, tuple)) or is_picture(value)
 
 
 class _Pixels(NamedTuple):

@@ -17,6 +17,9 @@ LARGEST_WHOLE = 2.0**53
 NUMBERS = "biuf"
 """numpy's letters for truth values, whole numbers and floating point numbers."""
 
+NOT_A_NUMBER = ("nan", "NaN")
+"""What numpy and others make of a missing label among text."""
+
 
 def read_labels(values: Any, names: Sequence[str] | None = None) -> tuple[Array, tuple[str, ...]]:
     """Class numbers from 0, as int64, and the name of each class.
@@ -35,7 +38,7 @@ def read_labels(values: Any, names: Sequence[str] | None = None) -> tuple[Array,
     found = plain_labels(values)
     if not len(found):
         raise ValueError("labels is empty; at least two classes need an example each")
-    _refuse_missing(found)
+    _refuse_missing(found, () if names is None else tuple(names))
     if found.dtype.kind == "f":
         found = _whole(found)
     numbers, known = _by_order(found) if names is None else _by_name(found, names)
@@ -104,11 +107,12 @@ def _value(value: Any, position: int) -> Any:
     return value
 
 
-def _refuse_missing(found: Array) -> None:
+def _refuse_missing(found: Array, names: tuple[str, ...]) -> None:
+    """Refuse labels that are not there, such as "nan" unless a class is called so."""
     if found.dtype.kind == "f":
         missing = np.isnan(found)
     elif found.dtype.kind == "O":
-        missing = np.array([_is_missing(value) for value in found])
+        missing = np.array([_is_missing(value, names) for value in found])
     else:
         return
     if missing.any():
@@ -118,8 +122,10 @@ def _refuse_missing(found: Array) -> None:
         )
 
 
-def _is_missing(value: Any) -> bool:
-    if value is None or (isinstance(value, str) and not value.strip()):
+def _is_missing(value: Any, names: tuple[str, ...]) -> bool:
+    if isinstance(value, str):
+        return not value.strip() or (value in NOT_A_NUMBER and value not in names)
+    if value is None:
         return True
     try:
         return bool(value != value)  # nan and NaT differ from themselves
