@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neuvar import NVRM, NVRMSGD, PSGD, SGLD, NVRMAdam
-from neuvar.noise import FAMILIES
+from neuvar.noise import FAMILIES, std_from_b
 from neuvar.optim import auto
 from neuvar.optim.auto import AutoB
 from neuvar.schedule import BSchedule, Constant
@@ -149,6 +149,37 @@ class TestControl:
             control = control.sees(0.0, loss)
         assert (control.first, control.loss, control.looks) == (2.0, 1.0, 1)
 
+    def test_the_first_loss_is_not_that_of_weights_that_are_too_large(self):
+        """While the loss comes from their size it is not taken, but not for ever."""
+        control = AutoB()
+        for loss in (50.0, -50.0):
+            assert control.sees(0.0, loss, 0.51 * 50) == control
+            assert control.sees(0.0, loss, 0.49 * 50).first == loss
+        assert control.sees(0.0, 50.0, -1e9).first == 50
+        late = AutoB(steps=auto.LATEST)
+        assert late.sees(0.0, 50.0, 1e9).first == 50
+
+    def test_a_last_layer_that_is_too_large(self):
+        """Its first loss says nothing about what there is to learn: that is log 4."""
+        model, x, y = problem()
+        with torch.no_grad():
+            model[2].weight.mul_(100)
+        optimizer = NVRMAdam(model.parameters(), lr=0.1, b="auto")
+        start = optimizer.param_groups[0]["b"]
+        before = float(cross_entropy(model(x), y).detach())
+        scales = train(model, optimizer, x, y, 1)
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == math.inf
+        scales += train(model, optimizer, x, y, 149)
+        control = AutoB(*optimizer.param_groups[0]["auto"])
+        assert control.first < before / 5
+        assert scales[: scales.count(start)] == [start] * scales.count(start)  # it waits, then goes
+        assert 1 < scales.count(start) < 150
+        again, x, y = problem()
+        ordinary = NVRMAdam(again.parameters(), lr=0.1, b="auto")
+        first = float(cross_entropy(again(x), y).detach())
+        train(again, ordinary, x, y, 1)
+        assert AutoB(*ordinary.param_groups[0]["auto"]).first == first
+
     def test_b_stays_where_it_can_come_back_from(self):
         seen = AutoB(first=2.0, looks=RISEN, start=0.1)
         down, up = (seen._replace(loss=loss) for loss in (3.0, 1.0))
@@ -195,6 +226,42 @@ class TestControl:
         for small in (nn.Linear(3, 2), nn.BatchNorm1d(5)):
             group = NVRMSGD(small.parameters(), lr=0.1, b="auto").param_groups[0]
             assert AutoB(*group["auto"]).start == auto.LARGEST
+
+    def test_only_weights_that_carry_noise_count(self):
+        def start(*groups, **options):
+            return AutoB(*NVRMSGD(groups, b="auto", **options).param_groups[0]["auto"]).start
+
+        wide, other, frozen = nn.Linear(9000, 50), nn.Linear(5000, 7), nn.Linear(6000, 9)
+        frozen.requires_grad_(False)
+        table, token = nn.Parameter(torch.zeros(1, 400, 900)), nn.Parameter(torch.zeros(1, 1, 9000))
+        one = start({"params": [wide.weight]})
+        assert one == auto.NOISE / math.sqrt(4500)
+        assert start({"params": [wide.weight, frozen.weight]}) == one
+        assert start({"params": [wide.weight, table, token]}) == one
+        quiet = {"params": [other.weight], "b": 0.0}
+        assert start({"params": [wide.weight]}, quiet) == one
+        assert start({"params": [wide.weight]}, {"params": [other.weight], "std": 0.1}) == one
+        both = start({"params": [wide.weight, other.weight]})
+        assert both == start({"params": [wide.weight]}, {"params": [other.weight]}) < one
+        one_output = nn.Linear(9000, 1)  # is a layer
+        assert start({"params": [wide.weight, one_output.weight]}) == pytest.approx(one / 2)
+
+    def test_families_under_one_control_have_the_same_deviation(self):
+        def deviations():
+            return [std_from_b(g["noise"], g["b"]) for g in optimizer.param_groups]
+
+        model, x, y = problem()
+        layers = [list(model[0].parameters()), [model[2].weight]]
+        groups = [{"params": layers[0], "noise": "laplace"}, {"params": layers[1]}]
+        optimizer = NVRMSGD(groups, lr=0.1, b="auto")
+        expected = auto.FIRST * auto.LARGEST / auto.RISE
+        assert deviations() == pytest.approx([expected] * 2)
+        train(model, optimizer, x, y, 40)
+        optimizer.add_param_group({"params": [model[2].bias], "noise": "uniform"})
+        train(model, optimizer, x, y, 40)
+        found = deviations()
+        assert found == pytest.approx([found[0]] * 3)
+        assert found[0] > 2 * expected
 
     def test_gradients_of_another_scale_give_the_same_b(self):
         found = []
@@ -307,6 +374,41 @@ class TestControl:
         else:
             assert float(optimizer.step(lambda: torch.tensor(1.5))) == 1.5
         assert AutoB(*optimizer.param_groups[0]["auto"]).first == 1.5
+
+    def test_a_loss_that_is_told_before_its_gradient_is_there(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
+        for steps in (0, 3, 1):  # looked at, not looked at, looked at
+            train(model, optimizer, x, y, steps)
+            optimizer.zero_grad()
+            before = optimizer.param_groups[0]["auto"]
+            with pytest.raises(RuntimeError, match=r"call it after loss.backward\(\)"):
+                optimizer.tell(cross_entropy(model(x), y))
+            assert optimizer.param_groups[0]["auto"] == before
+        assert optimizer.step(lambda: 1.5) == 1.5  # moves nothing, as without noise
+        optimizer.eval()
+        NVRMSGD(model.parameters(), lr=0.1, b=0.05).tell(1.5)
+
+    def test_a_closure_that_clips_tells_before(self):
+        found = []
+        for inside in (False, True):
+            model = Bowl()
+            optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-9), b="auto")
+
+            def closure(step, inside=inside, model=model, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = model()
+                loss.backward()
+                told = loss.detach() if step else torch.tensor(4e4)
+                if inside:
+                    optimizer.tell(told)
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                return told
+
+            for step in range(400):
+                optimizer.step(lambda step=step, closure=closure: closure(step))
+            found.append(optimizer.param_groups[0]["b"])
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
 
     @pytest.mark.parametrize("antithetic", [False, True])
     def test_parts_under_different_noise_are_refused(self, antithetic):

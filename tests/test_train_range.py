@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import neuvar
 from neuvar import find_b
+from neuvar.data import Batches, Split
 from neuvar.measures.curve import Curve
 from neuvar.models import mlp
 from neuvar.optim.auto import SHARE
@@ -75,6 +76,90 @@ class TestTheWhole:
         by_loader = find_b(model, cross_entropy, loader, epochs=20)
         assert by_loader.b == find_b(model, cross_entropy, batches, epochs=20).b
         assert by_loader.b == pytest.approx(found.b, rel=0.7)  # the order is another
+
+    def test_batches_of_other_forms(self):
+        """Dicts, and tuples of more than two parts, go to the model as everywhere."""
+
+        class Parts(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = mlp((6, 32, 4), seed=0)
+
+            def forward(self, left, right):
+                return self.net(torch.cat([left, right], 1))
+
+        x, y = problem()
+        pairs = list(zip(x.split(128), y.split(128), strict=True))
+        expected = find_b(mlp((6, 32, 4), seed=0), cross_entropy, pairs, epochs=20).b
+        triples = [(a[:, :2], a[:, 2:], b) for a, b in pairs]
+        dicts = [{"right": a[:, 2:], "labels": b, "left": a[:, :2]} for a, b in pairs]
+        for batches in (triples, dicts):
+            found = find_b(Parts(), cross_entropy, batches, epochs=20)
+            assert found.b == pytest.approx(expected, rel=1e-3)
+
+    def test_only_so_many_examples_are_looked_at(self):
+        x, y = problem(700)
+        found = range_test._first(iter([(x[:250], y[:250], 3), (x[250:], y[250:], 3)]), 300)
+        assert [(len(a), len(b), c) for a, b, c in found] == [(250, 250, 3), (50, 50, 3)]
+        assert torch.equal(found[1][0], x[250:300])
+        (only,) = range_test._first(iter([{"x": x, "y": y, "name": "z"}]), 300)
+        assert (len(only["x"]), len(only["y"]), only["name"]) == (300, 300, "z")
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_it_depends_on_its_seed_alone(self, own):
+        x, y = problem(600)
+        model = mlp((6, 32, 4), seed=0)
+        model = torch.nn.Sequential(torch.nn.Dropout(0.2), model)
+        found = {}
+        for seed, state in ((0, 1), (0, 2), (3, 1)):
+            torch.manual_seed(state)
+            generator = torch.Generator().manual_seed(state) if own else None
+            data = TensorDataset(x, y)
+            loader = DataLoader(data, batch_size=64, shuffle=True, generator=generator)
+            before = torch.get_rng_state(), generator and generator.get_state()
+            b = find_b(model, cross_entropy, loader, seed=seed).b
+            assert found.setdefault(seed, b) == b
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert not own or torch.equal(generator.get_state(), before[1])
+        assert found[0] != found[3]
+
+    def test_each_pass_over_a_shuffled_loader_has_its_order(self):
+        seen = []
+
+        def loss(outputs, targets):
+            if outputs.requires_grad:
+                seen.append(tuple(targets.tolist()))
+            return cross_entropy(outputs, targets % 4)
+
+        x, _ = problem(200)
+        loader = DataLoader(TensorDataset(x, torch.arange(200)), batch_size=200, shuffle=True)
+        find_b(mlp((6, 32, 4), seed=0), loss, loader, epochs=100)
+        assert len(set(seen)) == 10
+
+    def test_a_split(self):
+        generator = torch.Generator().manual_seed(0)
+        y = torch.arange(1000) % 4
+        images = torch.randint(0, 60, (1000, 3, 3), generator=generator, dtype=torch.uint8)
+        images[:, 0, 0] = (60 * y).byte()
+        split = Split(images, y)
+        model = torch.nn.Sequential(torch.nn.Flatten(), mlp((9, 32, 4), seed=0))
+        found = find_b(model, cross_entropy, split, epochs=40)
+        batches = Batches(split, 128, seed=0)
+        assert find_b(model, cross_entropy, batches, epochs=40).b == found.b
+        assert batches.next_epoch == 0
+        with pytest.raises(ValueError, match=r"does not take bytes .* images / 255"):
+            find_b(model, cross_entropy, (images, y))
+
+    def test_data_that_is_gone_after_one_pass(self):
+        class Once:
+            def __init__(self):
+                self.left = iter([problem(50)] * 5)
+
+            def __iter__(self):
+                return self.left
+
+        with pytest.raises(ValueError, match="empty when it is gone through again"):
+            find_b(mlp((6, 16, 4), seed=0), cross_entropy, Once())
 
     def test_an_optimizer_of_ones_own(self):
         x, y = problem()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from neuvar import guard
+from neuvar import NVRMSGD, guard
 from neuvar.continual import EWC, MAS, SI
+from neuvar.schedule import BSchedule, Constant, Linear
 from neuvar.train import OPTIMIZERS, Checkpoint, fit
 from neuvar.train import checkpoint as checkpoint_module
 from neuvar.train.state import random_state, set_random_state
@@ -163,6 +164,69 @@ class TestResume:
         saved = torch.load(path, weights_only=True)["fit"]["model"]
         assert not all(bool(x.isfinite().all()) for x in saved.values())
         assert run(checkpoint=path) == run()
+
+
+class TestBSchedule:
+    """A schedule of b steps after each step, and resumes with the training."""
+
+    def trained(self, *, stop=-1, checkpoint=None, rule=None, initial=0.2, **options):
+        torch.manual_seed(0)
+        model = network(dropout=True)
+        opt = NVRMSGD(model.parameters(), lr=0.05, b=initial)
+        rule = BSchedule(opt, rule or Linear(15))
+        found = fit(
+            model, Chunks(stop=stop), opt, epochs=EPOCHS, b_schedule=rule, checkpoint=checkpoint,
+            schedule=StepLR(opt, 1, gamma=0.7), **options,
+        )  # fmt: skip
+        return found, state(model), opt, rule
+
+    @pytest.mark.parametrize(("accumulate", "steps"), [(1, 21), (3, 9)])
+    def test_it_counts_steps(self, accumulate, steps):
+        """Three epochs of seven batches."""
+        _, _, opt, rule = self.trained(accumulate=accumulate)
+        assert rule.steps == steps
+        assert opt.param_groups[0]["b"] == pytest.approx(0.2 * min(steps / 15, 1))
+
+    def test_the_noise_has_the_scale_of_the_schedule(self):
+        _, weights, *_ = self.trained(rule=Constant())
+        model = network(dropout=True)
+        opt = NVRMSGD(model.parameters(), lr=0.05, b=0.2)
+        torch.manual_seed(0)
+        network(dropout=True)
+        fit(model, Chunks(), opt, epochs=EPOCHS, schedule=StepLR(opt, 1, gamma=0.7))
+        assert same(state(model), weights)
+        _, others, *_ = self.trained()
+        assert not same(others, weights)
+
+    @pytest.mark.parametrize("stop", [1, 7, 13])
+    def test_it_resumes(self, tmp_path, stop):
+        expected, weights, opt, rule = self.trained()
+        path = tmp_path / "c.pt"
+        with pytest.raises(StoppedError):
+            self.trained(stop=stop, checkpoint=Checkpoint(path, every=0))
+        found, resumed, again, other = self.trained(checkpoint=path, initial=0.9)
+        assert found == expected
+        assert same(resumed, weights)
+        assert other.steps == rule.steps
+        for key in ("b", "initial_b"):
+            assert again.param_groups[0][key] == opt.param_groups[0][key]
+
+    def test_what_is_refused(self, tmp_path):
+        path = tmp_path / "c.pt"
+        self.trained(checkpoint=Checkpoint(path, every=0))
+        with pytest.raises(ValueError, match="is that of the rule"):
+            self.trained(checkpoint=path, rule=Linear(99))
+        model = network(dropout=True)
+        opt = NVRMSGD(model.parameters(), lr=0.05, b=0.2)
+        with pytest.raises(ValueError, match="made with a b_schedule"):
+            fit(
+                model, Chunks(), opt, epochs=EPOCHS, checkpoint=path,
+                schedule=StepLR(opt, 1, gamma=0.7),
+            )  # fmt: skip
+        other = NVRMSGD(network().parameters(), lr=0.05, b=0.2)
+        for wrong in (BSchedule(other, Linear(5)), StepLR(opt, 1), 0.1):
+            with pytest.raises(ValueError, match="a BSchedule of the optimizer that trains"):
+                fit(model, Chunks(), opt, epochs=1, b_schedule=wrong)
 
 
 class TestTheFile:

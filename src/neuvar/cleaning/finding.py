@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from neuvar.cleaning.inputs import Examples, read_examples, read_given
 from neuvar.cleaning.issues import Array, LabelIssues
 from neuvar.cleaning.judging import checked_probabilities, judge_labels
 from neuvar.data import Batches, normalization
+from neuvar.measures.batches import Generators
 from neuvar.measures.checks import whole_number
 from neuvar.optim import NVRMSGD
 from neuvar.optim.weights import held_clean
@@ -185,7 +185,8 @@ def train_once(
     check_scores(model, examples)
     trained = _copied(model).to(device).train()
     history = History(len(examples.labels), len(examples.names), torch.device(device))
-    with _own_generators(torch.device(device), seed):  # of dropout, and of layers yet to be made
+    # Of dropout, and of layers yet to be made.
+    with Generators(torch.device(device)).seeded(seed):
         _make_layers(trained, examples)
         optimizer = NVRMSGD(
             trained.parameters(),
@@ -229,15 +230,6 @@ def _no_single(count: int, size: int) -> int:
     while 1 < size < count and count % size == 1:
         size += 1
     return size
-
-
-@contextmanager
-def _own_generators(device: torch.device, seed: int) -> Iterator[None]:
-    """Let torch's generators depend on the seed alone, and leave them as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
 
 
 def _refuse_nothing_learned(probabilities: Array, examples: Examples) -> None:

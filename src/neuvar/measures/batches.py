@@ -142,6 +142,22 @@ class Generators:
             random.setstate(state[4])
 
     @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Let what is drawn depend on a seed alone, and leave all generators as they were found."""
+        try:
+            torch.default_generator.manual_seed(seed)
+            if self.accelerator is not None:
+                torch.get_device_module(self.accelerator).manual_seed(seed)
+            for generator in self.own:
+                generator.manual_seed(seed)
+            if self.of_data:
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+                random.seed(seed)
+            yield
+        finally:
+            self.restore()
+
+    @contextmanager
     def from_the_start(self) -> Iterator[None]:
         """Draw what would have been drawn first, and leave no trace of it."""
         before = self._read()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from neuvar.noise import b_from_std
+from neuvar.noise import b_from_std, family
 
 AUTO = "auto"
 NOISE = 5.2
@@ -33,6 +33,10 @@ SPEED = 0.015
 """Change of log b after a look, for each factor of e that the cost is off."""
 MOST_OFF = 5.0
 """Factors of e beyond which b changes no faster: a factor of ten takes at least 155 steps."""
+TOO_LARGE = 0.5
+"""Share of the loss beyond which it comes from weights that are too large; see :class:`AutoB`."""
+LATEST = EVERY * WAIT
+"""Steps after which the beginning is over, wherever the loss comes from."""
 TOO_HIGH = 4.0
 """Multiple of the first loss beyond which b is too large, also in the first looks."""
 RETREAT = 0.7
@@ -71,6 +75,14 @@ class AutoB(NamedTuple):
     can be learned: b would shrink, and the network would learn them by heart. The rule has no unit:
     it is the same for a loss of another scale.
 
+    **What the beginning is.** Usually the first step. But where weights are too large to begin
+    with, such as those of ``nn.Embedding`` where it is also the last layer, the network is sure of
+    what it does not know, and its loss says nothing about what there is to learn. How fast the loss
+    rises with the size of a tensor of weights, :math:`\theta \cdot g`, shows it: for the cross
+    entropy and the last layer it is the loss less the entropy of the predictions. As long as it is
+    more than half of the loss for any tensor, :math:`L_0` is not taken and b waits, for 150 steps
+    at the most.
+
     Attributes:
         drawn: number of the draw that the next gradient is expected under.
         steps: how many there were.
@@ -82,6 +94,7 @@ class AutoB(NamedTuple):
         told: how often a loss was told for the step that comes.
         new_cost: inner product for the step that comes.
         new_loss: sum of the losses told for it.
+        new_size: how fast it rises with the size of weights, as long as ``first`` is not known.
     """
 
     drawn: int = 0
@@ -94,26 +107,33 @@ class AutoB(NamedTuple):
     told: int = 0
     new_cost: float = 0.0
     new_loss: float = 0.0
+    new_size: float = 0.0
 
     @property
     def due(self) -> bool:
         """Whether the step that comes is looked at."""
-        return math.isinf(self.first) or (self.steps + 1) % EVERY == 0
+        return not self.begun or (self.steps + 1) % EVERY == 0
 
-    def hears(self, loss: float, cost: float) -> AutoB:
+    @property
+    def begun(self) -> bool:
+        """Whether the loss at the beginning is known."""
+        return not math.isinf(self.first)
+
+    def hears(self, loss: float, cost: float, size: float = 0.0) -> AutoB:
         """After a loss was told for the step that comes, if it is looked at."""
-        return self._replace(new_loss=self.new_loss + loss, new_cost=cost)
+        return self._replace(new_loss=self.new_loss + loss, new_cost=cost, new_size=size)
 
     def forgets(self) -> AutoB:
         """Nothing was told for the step that comes."""
-        return self._replace(told=0, new_cost=0.0, new_loss=0.0)
+        return self._replace(told=0, new_cost=0.0, new_loss=0.0, new_size=0.0)
 
-    def sees(self, cost: float, loss: float) -> AutoB:
+    def sees(self, cost: float, loss: float, size: float = 0.0) -> AutoB:
         """After one more look."""
         if not (math.isfinite(cost) and math.isfinite(loss)):
             return self
-        if math.isinf(self.first):
-            return self._replace(first=loss)
+        if not self.begun:
+            too_large = size > TOO_LARGE * abs(loss) and self.steps < LATEST
+            return self if too_large else self._replace(first=loss)
         # The mean of few looks is their plain mean, so that it does not start from nothing.
         memory = min(MEMORY, self.looks / (self.looks + 1))
         return self._replace(
@@ -156,17 +176,28 @@ class AutoB(NamedTuple):
         return min(max(b * math.exp(self.change), low), high)
 
 
-def beginning(groups: Sequence[dict[str, Any]], noise: str) -> dict[str, Any]:
-    """Options of a group whose b sets itself, for a family of noise.
+def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> None:
+    """Let the b of new groups set itself, under the control of the known groups if there are any.
 
-    Groups that are added later join the control of those that are there.
+    Only weights that carry noise count: those that are trained, of the groups given here.
     """
+    if known:
+        control, b = known[0]["auto"], known[0]["b"]
+    else:
+        std = suggested_std([p.shape for g in new for p in g["params"] if p.requires_grad])
+        start = b_from_std(new[0]["noise"], std)
+        control, b = tuple(AutoB(start=start)), FIRST * start / RISE
+    share([*known, *new], b, control)
+
+
+def share(groups: Sequence[dict[str, Any]], b: float, control: tuple[Any, ...]) -> None:
+    """Give groups the state of their one control, and noise of the same standard deviation.
+
+    The scale b is that of the first one's noise; so is the ``start`` of the control.
+    """
+    std = family(groups[0]["noise"]).std
     for group in groups:
-        if "auto" in group:
-            return {"b": group["b"], "auto": group["auto"]}
-    std = suggested_std([p.shape for group in groups for p in group["params"]])
-    start = b_from_std(noise, std)
-    return {"b": FIRST * start / RISE, "auto": tuple(AutoB(start=start))}
+        group |= {"auto": control, "b": b * (std / family(group["noise"]).std)}
 
 
 def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
@@ -174,11 +205,14 @@ def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
 
     Each tensor of two dimensions or more is a layer, whose first dimension is that of its outputs.
     Narrow layers have larger weights, but fewer inputs to average noise away; so there is a limit.
+    Tensors of shape (1, n, m) are no layers but class tokens and tables of positions, of which each
+    output reads one weight. Tables of words look like layers, and count as such.
 
     >>> round(suggested_std([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
     0.0799
     """
-    inputs = [math.prod(shape[1:]) for shape in shapes if len(shape) > 1] or [1]
+    layers = [s for s in shapes if len(s) > 1 and not (len(s) == 3 and s[0] == 1)]
+    inputs = [math.prod(shape[1:]) for shape in layers] or [1]
     return min(LARGEST, NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
-from neuvar.optim.auto import AutoB
+from neuvar.optim.auto import AutoB, share
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
@@ -78,6 +78,8 @@ class NVRM(Wrapper):
     """
 
     controls_b = True
+    _heard = False
+    """Whether a loss was told while the closure of a step was running."""
 
     def __init__(
         self,
@@ -120,14 +122,17 @@ class NVRM(Wrapper):
         """Update the clean weights with the gradient at the perturbed ones, then draw new noise.
 
         A step that can move nothing, for want of gradients or with a learning rate of 0, keeps
-        the noise as it is. A closure is called once, at the perturbed weights.
+        the noise as it is. A closure is called once, at the perturbed weights, and its loss is told
+        to ``b="auto"``. One that clips its gradients would hide their size: let it call
+        :meth:`tell` itself, before it clips.
         """
+        self._heard = False
         loss = self._closure_loss(closure)
-        if loss is not None:
-            self.tell(loss)
         if not self._has_gradients():
             self.inner.step()
             return loss
+        if loss is not None and not self._heard:
+            self.tell(loss)
         self._control_b()
         lent, drawn = self._begin_update()
         try:
@@ -159,15 +164,21 @@ class NVRM(Wrapper):
         groups = self._auto_groups()
         if not groups:
             return
+        params = [p for group in groups for p in group["params"]]
+        if all(p.grad is None for p in params):
+            raise RuntimeError(
+                "tell(loss) found no gradient in the groups whose b sets itself; call it after "
+                "loss.backward() and before zero_grad()"
+            )
         control = AutoB(*groups[0]["auto"])
         control = control._replace(told=control.told + 1)
         if control.due:  # reading a number makes a device wait
-            params = [p for group in groups for p in group["params"]]
             cost = self._weights.carried.along_gradients(params)
             value = loss.detach() if isinstance(loss, Tensor) else loss
-            control = control.hears(float(value), cost)
+            control = control.hears(float(value), cost, 0.0 if control.begun else _size(params))
         for group in groups:
             group["auto"] = tuple(control)
+        self._heard = True
 
     @property
     def controlled(self) -> bool:
@@ -204,23 +215,23 @@ class NVRM(Wrapper):
         b = groups[0]["b"]
         if control.due:
             looks = control.looks
-            control = control.sees(*self._agreed(control.new_cost, control.new_loss))
+            found = control.new_cost, control.new_loss, control.new_size
+            control = control.sees(*self._agreed(*found))
             b = control.applied(b) if control.looks > looks else b
         control = control.forgets()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
-        for group in groups:
-            group |= {"auto": tuple(control), "b": b}
+        share(groups, b, tuple(control))
 
-    def _agreed(self, cost: float, loss: float) -> tuple[float, float]:
+    def _agreed(self, cost: float, loss: float, size: float) -> tuple[float, float, float]:
         """What all processes have found, so that they go on with the same b."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         count = torch.distributed.get_world_size() if distributed else 1
         if count > 1:
-            both = torch.tensor([cost, loss], device=self._parameters()[0].device)
-            torch.distributed.all_reduce(both)
-            cost, loss = (both / count).tolist()
+            found = torch.tensor([cost, loss, size], device=self._parameters()[0].device)
+            torch.distributed.all_reduce(found)
+            cost, loss, size = (found / count).tolist()
             if self._ranks == "per_rank":  # each has only its part in the mean gradient
                 cost *= count
-        return cost, loss
+        return cost, loss, size
 
     @not_compiled()
     def _begin_update(self) -> tuple[Perturbation, Drawn | None]:
@@ -345,6 +356,12 @@ class NVRM(Wrapper):
                 )
             if self._ranks == "per_rank" and is_sharded(p):
                 raise ValueError(f"{what} is sharded: its noise cannot be each rank's own")
+
+
+def _size(params: list[Tensor]) -> float:
+    """How fast the loss rises with the logarithm of the size of a tensor, at the most."""
+    trained = [(p.detach(), p.grad) for p in params if p.grad is not None]
+    return max(float((weights.float() * g.float()).sum()) for weights, g in trained)
 
 
 def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:

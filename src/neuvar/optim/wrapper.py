@@ -86,8 +86,7 @@ class Wrapper(Optimizer):
         # Unpickling sets up hooks and the profiled step without that.
         own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
         self.__setstate__(own)
-        for group in inner.param_groups:
-            self._adopt(group)
+        self._adopt(inner.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
         keys = ("inner", "_options", "_weights")
@@ -96,9 +95,9 @@ class Wrapper(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's parameter groups."""
-        for group in self.inner.param_groups:
-            if "drawn" not in group:  # added to or loaded into the inner optimizer itself
-                self._adopt(group)
+        # Groups may have been added to or loaded into the inner optimizer itself.
+        if strange := [group for group in self.inner.param_groups if "drawn" not in group]:
+            self._adopt(strange)
         return self.inner.param_groups
 
     @param_groups.setter
@@ -131,7 +130,7 @@ class Wrapper(Optimizer):
         self._check_group(group)
         self._check_parameters([*self._parameters(), *_tensors(group["params"])])
         self.inner.add_param_group({**param_group, "params": group["params"]})
-        self._adopt(self.inner.param_groups[-1])
+        self._adopt(self.inner.param_groups[-1:])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form."""
@@ -240,15 +239,17 @@ class Wrapper(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _adopt(self, group: dict[str, Any]) -> None:
-        """Give a group its options: its own where it has them, the optimizer's otherwise."""
-        if (std := group.pop("std", None)) is not None:
-            group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
-        for key, value in self._options.items():
-            group.setdefault(key, value)
-        if group["b"] == AUTO:
-            group |= auto.beginning(self.inner.param_groups, group["noise"])
-        group["b"] = float(group["b"])
+    def _adopt(self, groups: list[dict[str, Any]]) -> None:
+        """Give groups their options: their own where they have them, the optimizer's otherwise."""
+        for group in groups:
+            if (std := group.pop("std", None)) is not None:
+                group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
+            for key, value in self._options.items():
+                group.setdefault(key, value)
+        if new := [group for group in groups if group["b"] == AUTO]:
+            auto.begin(new, [group for group in self.inner.param_groups if "auto" in group])
+        for group in groups:
+            group["b"] = float(group["b"])
 
     def _check_group(self, group: dict[str, Any], *, new: bool = True) -> None:
         noise_.family(group["noise"])

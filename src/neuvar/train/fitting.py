@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from neuvar.continual import Penalty
 from neuvar.measures.checks import whole_number
 from neuvar.noise import scale
+from neuvar.schedule import BSchedule
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Loss
 from neuvar.train.loop import EpochsOfBatches, Fit, Loop, Measure, Observe
@@ -27,6 +28,7 @@ def fit(
     epochs: int,
     loss: Loss = cross_entropy,
     schedule: LRScheduler | None = None,
+    b_schedule: BSchedule | None = None,
     penalty: Penalty | None = None,
     clip: float = 0.0,
     accumulate: int = 1,
@@ -52,6 +54,7 @@ def fit(
         epochs: how many there are in all.
         loss: a mean over the examples of a batch.
         schedule: steps after each epoch; one that asks for a metric is refused.
+        b_schedule: of the optimizer's b; steps after each step, unlike ``schedule``.
         penalty: is added to the loss; see :class:`neuvar.continual.Penalty`.
         clip: largest norm of the gradient; 0 for none.
         accumulate: batches whose mean gradient makes up one step; the last step of an epoch may
@@ -93,6 +96,7 @@ def fit(
         observe=observe,
         progress=progress,
         writer=writer,
+        b_schedule=b_schedule,
     )
     if checkpoint is not None and (saved := checkpoint.take()) is not None:
         loop.load_state_dict(saved)

@@ -18,6 +18,7 @@ from neuvar.continual import SI, Penalty
 from neuvar.guard import bare
 from neuvar.optim import NVRM, SAM
 from neuvar.optim.wrapper import Wrapper
+from neuvar.schedule import BSchedule
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import (
     Loss,
@@ -90,6 +91,7 @@ class Loop:
     observe: Observe | None
     progress: Callable[[float], None] | None
     writer: Any
+    b_schedule: BSchedule | None = None
     epoch: int = 0
     batch: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -101,6 +103,10 @@ class Loop:
             raise ValueError("batches is empty; a training needs at least one")
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ValueError("schedule must not ask for a metric, got ReduceLROnPlateau")
+        given = self.b_schedule
+        fits = isinstance(given, BSchedule) and given.optimizer is self.optimizer
+        if given is not None and not fits:
+            raise ValueError("b_schedule must be a BSchedule of the optimizer that trains")
         if isinstance(self.penalty, SI) and isinstance(self.optimizer, SAM):
             raise ValueError("penalty SI follows one gradient a step, but SAM takes two")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -183,6 +189,8 @@ class Loop:
             nn.utils.clip_grad_norm_(trained, self.clip)
         self.scaler.step(optimizer)
         self.scaler.update()
+        if self.b_schedule is not None:
+            self.b_schedule.step()
         if self.penalty is not None:
             self.penalty.after_step(self.model)
 
@@ -237,6 +245,7 @@ class Loop:
         """Everything that the rest of the training depends on."""
         parts: dict[str, Any] = {"model": bare(self.model), "optimizer": self.optimizer}
         parts |= {"schedule": self.schedule, "penalty": self.penalty, "scaler": self.scaler}
+        parts |= {"b_schedule": self.b_schedule}
         states = {n: None if part is None else part.state_dict() for n, part in parts.items()}
         return states | {
             "kind": kind_of(self.optimizer),
@@ -252,8 +261,11 @@ class Loop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, if it is one of such a training."""
         refuse_another(self, state)
-        for name, part in (("penalty", self.penalty), ("schedule", self.schedule)):
-            if part is not None:
+        if (self.b_schedule is None) != (state.get("b_schedule") is None):
+            has = "with" if self.b_schedule is None else "without"
+            raise ValueError(f"the checkpoint was made {has} a b_schedule")
+        for name in ("b_schedule", "penalty", "schedule"):
+            if (part := getattr(self, name)) is not None:
                 part.load_state_dict(state[name])
         bare(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from neuvar.measures.batches import Batches
+from neuvar import data as data_
+from neuvar.measures.batches import Batches, Generators, feed_batch, to_device
 from neuvar.measures.checks import whole_number
 from neuvar.measures.curve import Curve, variability_curve
 from neuvar.measures.variability import neural_variability
@@ -102,13 +103,15 @@ def find_b(
         model: any network; it is left as it is.
         loss: a mean over the examples of a batch.
         data: a pair of tensors or arrays, a ``DataLoader``, or a list or another iterable of
-            batches that can be gone through many times.
+            batches that can be gone through many times. A batch is a tuple, whose last item is the
+            target, or a dict with a key such as ``"labels"``. Or a :class:`neuvar.data.Split`,
+            whose images become floats from 0 to 1, as :class:`neuvar.data.Batches` makes them.
         epochs: how many the real training will have.
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
             learning rate of .1 and a momentum of .9 by default.
-        batch_size: of a pair of tensors.
+        batch_size: of a pair of tensors or a split.
         noise: family of the noise.
-        seed: of the noise, and of the order of a pair of tensors.
+        seed: of all that is random: noise, order and dropout.
 
     >>> from neuvar.data import mnist_excerpt
     >>> from neuvar.models import mlp
@@ -119,23 +122,26 @@ def find_b(
     True
     """
     epochs = whole_number("epochs", epochs, least=1)
+    if isinstance(data, data_.Split):
+        data = data_.Batches(data, batch_size, seed=seed)
     data = _shuffled(data, seed)
     trained = copy.deepcopy(model).train()
     inner = (optimizer or _plain_sgd)(trained.parameters())
     noisy = NVRM(inner, b="auto", noise=noise, seed=seed)
     batches = Batches(data, batch_size=batch_size, model=trained)
-    count = _length(batches)
-    steps = max(1, epochs * count // 10)
-    with batches.one_pass() as one:
-        some = _first(one, LOOKED_AT)
-    first = neural_variability(trained, loss, some, b=0.0, draws=4).clean
-    with closing(_forever(batches)) as stream:
-        _train(trained, loss, stream, noisy, steps)
-    noisy.eval()
-    b = noisy.param_groups[0]["b"]
-    curve = variability_curve(
-        trained, loss, some, b=[b * f for f in FACTORS], draws=DRAWS, noise=noise, seed=seed
-    )
+    with Generators(batches.device, data).seeded(seed):
+        count = _length(batches)
+        steps = max(1, epochs * count // 10)
+        with closing(_forever(batches)) as stream:
+            some = _first(itertools.islice(stream, count), LOOKED_AT)
+        first = _clean_loss(trained, loss, some)
+        with closing(_forever(batches)) as stream:
+            _train(trained, loss, itertools.islice(stream, steps), noisy)
+        noisy.eval()
+        b = noisy.param_groups[0]["b"]
+        curve = variability_curve(
+            trained, loss, some, b=[b * f for f in FACTORS], draws=DRAWS, noise=noise, seed=seed
+        )
     chosen, because = _chosen(curve, first)
     return FoundB(chosen, curve, first, steps, f"After {steps} steps {because}")
 
@@ -159,25 +165,33 @@ def _length(batches: Batches) -> int:
     try:
         count = len(batches.batches)  # type: ignore[arg-type]
     except TypeError:
-        with batches.one_pass() as one:
-            count = sum(1 for _ in one)
+        count = sum(1 for _ in _one_pass(batches, 0))
     if not count:
         raise ValueError("data is empty; a training needs at least one batch")
     return count
 
 
+def _one_pass(batches: Batches, number: int) -> Iterator[Any]:
+    """Go through the data once, in an order of its own where that is random."""
+    data: Any = batches.batches
+    for batch in data.epoch(number) if isinstance(data, data_.Batches) else data:
+        yield batch if batches.device is None else to_device(batch, batches.device)
+
+
 def _forever(batches: Batches) -> Generator[Any, None, None]:
-    while True:
-        with batches.one_pass() as one:
-            yield from one
+    for number in itertools.count():
+        found = False
+        for batch in _one_pass(batches, number):
+            found = True
+            yield batch
+        if not found:
+            raise ValueError("data is empty when it is gone through again; give a list of batches")
 
 
-def _train(
-    model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM, steps: int
-) -> None:
-    for inputs, targets in itertools.islice(batches, steps):
+def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM) -> None:
+    for batch in batches:
         optimizer.zero_grad()
-        value = loss(model(inputs), targets)
+        value = loss(*feed_batch(model, batch))
         if not math.isfinite(float(value.detach())):
             raise ValueError("the loss is not finite; try a smaller learning rate")
         value.backward()
@@ -188,12 +202,51 @@ def _train(
 def _first(batches: Iterator[Any], examples: int) -> list[Any]:
     """The first batches, which have about so many examples."""
     found: list[Any] = []
-    for inputs, targets in batches:
-        left = examples - sum(len(y) for _, y in found)
+    left = examples
+    for batch in batches:
+        count = _examples(batch)
+        found.append(_cut(batch, count, left))
+        left -= count
         if left <= 0:
             break
-        found.append((inputs[:left], targets[:left]))
     return found
+
+
+def _parts(batch: Any) -> list[Any]:
+    """What a batch is made of."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return list(parts) if isinstance(batch, (Mapping, tuple, list)) else []
+
+
+def _examples(batch: Any) -> int:
+    """How many examples a batch has: the length of most of its tensors."""
+    lengths = [len(part) for part in _parts(batch) if isinstance(part, Tensor) and part.ndim]
+    return max(set(lengths), key=lengths.count) if lengths else 1
+
+
+def _cut(batch: Any, count: int, left: int) -> Any:
+    """The first examples of a batch of so many."""
+    cut = [
+        part[:left] if isinstance(part, Tensor) and part.ndim and len(part) == count else part
+        for part in _parts(batch)
+    ]
+    if isinstance(batch, Mapping):
+        return dict(zip(batch, cut, strict=True))
+    return tuple(cut) if cut else batch
+
+
+def _clean_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
+    """The loss before anything is trained."""
+    try:
+        return neural_variability(model, loss, batches, b=0.0, draws=4).clean
+    except RuntimeError as error:
+        kinds = {part.dtype for part in _parts(batches[0]) if isinstance(part, Tensor)}
+        if torch.uint8 not in kinds:
+            raise
+        raise ValueError(
+            "the model does not take bytes (uint8); give floats, such as images / 255, or a "
+            "neuvar.data.Split"
+        ) from error
 
 
 def _chosen(curve: Curve, first: float) -> tuple[float, str]:
