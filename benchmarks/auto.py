@@ -117,21 +117,26 @@ def row(problem: Problem, folder: Path) -> str:
     found = problem.measured(folder)
     auto, plain = found.pop("auto"), found[0.0]
     if not auto or not plain:
-        return f"| {problem.title} | 0 | – | – | – | – | – | – |"
+        return f"| {problem.title} | 0 | – | – | – | – | – |"
     best = problem.best(folder)
-    every = ", ".join(
-        f"{b:g}: {cell({s: found[b][s] for s in KNOWN if s in found[b]})}" for b in found
-    )
     gains = {s: 100 * (auto[s] - found[best][s]) for s in auto.keys() & found[best].keys()}
     cells = (
         problem.title,
         str(len(gains)),
-        *(cell({s: way[s] for s in gains if s in way}) for way in (plain, found[best], auto)),
+        cell({s: plain[s] for s in gains if s in plain}),
+        f"{cell({s: found[best][s] for s in gains})} at {best:g}",
+        cell({s: auto[s] for s in gains}),
         mean_gain(gains.values()),
         mean_gain([gains[s] for s in NEW if s in gains]),
-        f"best {best:g}; {every}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def grid_of(problem: Problem, folder: Path) -> str:
+    """Every b of a problem's grid, for the known seeds."""
+    found = problem.measured(folder)
+    known = {b: {s: found[b][s] for s in KNOWN if s in found[b]} for b in problem.grid}
+    return f"- {problem.title}: " + ", ".join(f"{b:g}: {cell(known[b])}" for b in known)
 
 
 def mean_gain(gains: Collection[float]) -> str:
@@ -192,11 +197,12 @@ def main() -> None:
         ways = {0.0, problem.best(options.results), "auto"}
         new = [problem.run_of(b, seed) for b in ways for seed in NEW]
         sweep(new, path, workers=options.workers, watch=told)
-    columns = ("problem", "n", "plain", "best b", "auto", "auto less best", "new seeds", "every b")
+    columns = ("problem", "n", "plain", "best b", "auto", "auto less best", "of new seeds")
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     lines += [row(problem, options.results) for problem in PROBLEMS.values()]
     said = "Accuracy in per cent, mean ± deviation; of differences, mean ± standard error."
-    text = f"{said}\n\n" + "\n".join(lines) + f"\n\n{cost()}\n"
+    grids = "\n".join(grid_of(problem, options.results) for problem in PROBLEMS.values())
+    text = f"{said}\n\n" + "\n".join(lines) + f"\n\nEvery b:\n\n{grids}\n\n{cost()}\n"
     (options.results / "auto.md").write_text(text)
     print(text)
 

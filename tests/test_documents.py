@@ -22,6 +22,17 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.parametrize(("page", "source"), [("cleaning", "cleaning"), ("which-b", "auto")])
+def test_tables_are_those_of_the_benchmarks(page, source):
+    rows = [line for line in lines_of(f"docs/{page}.md") if line.startswith("|")]
+    assert len(rows) > 3
+    assert set(rows) <= set(lines_of(f"results/{source}.md"))
+
+
+def lines_of(path: str) -> list[str]:
+    return (ROOT / path).read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.parametrize("command", ["make demo", "make test"])
 def test_readme_names_the_two_commands(command):
     assert command in (ROOT / "README.md").read_text(encoding="utf-8")
