@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -74,8 +75,7 @@ def runs(row: str, seeds: int) -> list[Training]:
 def title(row: str) -> str:
     """A row in words."""
     data, kind, rate = row.split("-")
-    words = {"instance": "instance-dependent"}.get(kind, KINDS[kind])
-    return f"{SETS[data][0]}, {words} {rate} %"
+    return f"{SETS[data][0]}, {KINDS[kind]} {rate} %".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # Carrying out.
@@ -91,7 +91,7 @@ def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any
         p = done.train(done.given).probabilities
         ours, theirs = judge_labels(p, done.given.labels), by_cleanlab(p, done.given.labels)
         found["ours"] = judged(ours, done) | {"accuracy": done.accuracy(ours.cleaned)}
-        found["cleanlab on one run"] = judged(theirs, done)
+        found["cleanlab on ours"] = judged(theirs, done)
     else:
         p = done.in_folds()
         theirs = by_cleanlab(p, done.given.labels)
@@ -254,7 +254,8 @@ def cell(numbers: Sequence[float], digits: int = 3) -> str:
         return "–"
     mean = statistics.fmean(numbers)
     spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{mean:.{digits}f}{spread}"
+    text = f"{mean:.{digits}f}{spread}".replace(" ", "\N{NO-BREAK SPACE}")
+    return re.sub(r"\b0\.", ".", text)
 
 
 def head(*columns: str) -> list[str]:
@@ -274,14 +275,15 @@ def table(path: Path) -> str:
 
 def judgements(found: Any) -> list[str]:
     columns = ("AUROC", "average precision", "precision", "recall", "error of the noise rate")
-    lines = head("labels", "way", "n", "trainings", *columns)
+    lines = head("labels", "way", "n", *columns)
     for row, ways in found.items():
         ways_shown = (("ours", 1), ("cleanlab", FOLDS), ("cleanlab, by margin", FOLDS))
-        for way, cost in (*ways_shown, ("cleanlab on one run", 1)):
+        for way, cost in (*ways_shown, ("cleanlab on ours", 1)):
             seeds = ways.get(way, {})
             cells = " | ".join(cell([s[m] for s in seeds.values()]) for m in MEASURES)
-            name = "neuvar, one run" if way == "ours" else way
-            lines.append(f"| {title(row)} | {name} | {len(seeds)} | {cost} | {cells} |")
+            name = f"{'neuvar' if way == 'ours' else way}, {cost} run{'s' * (cost > 1)}"
+            name = name.replace(" ", "\N{NO-BREAK SPACE}")
+            lines.append(f"| {title(row)} | {name} | {len(seeds)} | {cells} |")
     return lines
 
 
