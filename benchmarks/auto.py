@@ -113,7 +113,7 @@ def cell(of_seeds: dict[int, float]) -> str:
 
 
 def row(problem: Problem, folder: Path) -> str:
-    """The row of a problem: each b, the best of them with hindsight, and auto."""
+    """The row of a problem: plain, the best b of the grid with hindsight, and auto."""
     found = problem.measured(folder)
     auto, plain = found.pop("auto"), found[0.0]
     if not auto or not plain:
