@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from neuvar.cleaning import LabelIssues, judge_labels
-from neuvar.cleaning.finding import Trained, train_once
 from neuvar.cleaning.inputs import Examples
+from neuvar.cleaning.training import Trained, train_once
 from neuvar.data import Batches, load, normalization
 from neuvar.engine import Results, sweep
 from neuvar.experiments.runs import Training

@@ -20,7 +20,8 @@ from torch import nn
 
 from neuvar.cleaning import LabelIssues
 from neuvar.cleaning.estimator import NVRMClassifier, _seed
-from neuvar.cleaning.finding import Trained, find_label_issues
+from neuvar.cleaning.finding import find_label_issues
+from neuvar.cleaning.training import Trained
 from neuvar.models import mlp
 
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}

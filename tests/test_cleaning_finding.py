@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 import neuvar
 from neuvar import find_label_issues
 from neuvar.cleaning import read_examples
-from neuvar.cleaning.finding import History, _no_single, feed, probabilities_of, train_once
 from neuvar.cleaning.networks import network_for
+from neuvar.cleaning.training import History, _no_single, feed, probabilities_of, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from neuvar.cleaning.finding import train_once
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.inputs.labels import plain_labels, read_labels
 from neuvar.cleaning.issues import Array
 from neuvar.cleaning.judging import judge_labels
 from neuvar.cleaning.networks import network_for
+from neuvar.cleaning.training import train_once
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
