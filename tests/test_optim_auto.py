@@ -114,6 +114,9 @@ class TestControl:
         assert change(price / auto.BAND / math.e) == pytest.approx(auto.SPEED)
         assert change(1e9) == -fastest
         assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
+        # A network that noise has blinded pays nothing for it, and its loss falls by chance.
+        assert change(0.0, loss=2.28) == change(0.0, loss=2.28, looks=auto.WAIT) == -fastest
+        assert change(0.0, loss=2.27) == fastest
         assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto.RETREAT)
 
     def test_the_rises(self):
@@ -454,7 +457,7 @@ class TestResuming:
         assert train(again, other, x, y, 30) == expected
         assert same(again.parameters(), model.parameters())
 
-    @pytest.mark.parametrize("stop", [4, 6])
+    @pytest.mark.parametrize("stop", [0, 4, 6])
     def test_between_the_parts_of_a_batch(self, stop):
         def part(model, optimizer, rows):
             loss = cross_entropy(model(x[rows]), y[rows]) / 2

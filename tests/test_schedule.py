@@ -3,6 +3,7 @@
 import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -95,6 +96,14 @@ def test_noise_has_the_scale_of_its_time():
             noise = noisy - model.weight
         assert noise.std().item() == pytest.approx(expected, rel=0.02, abs=1e-9)
         schedule.step()
+
+
+def test_factors_of_numpy_are_saved_as_plain_numbers():
+    schedule = BSchedule(optimizer_with(0.02), Linear(10, start=np.float64(0.1)))
+    saved = io.BytesIO()
+    torch.save(schedule.state_dict(), saved)
+    saved.seek(0)
+    schedule.load_state_dict(torch.load(saved, weights_only=True))
 
 
 @pytest.mark.parametrize(

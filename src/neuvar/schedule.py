@@ -19,6 +19,12 @@ def _check(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
+def _as_scales(rule: object, *names: str) -> None:
+    """Check factors of a rule, and keep them as plain numbers whatever type they came in."""
+    for name in names:
+        object.__setattr__(rule, name, noise_.scale(name, getattr(rule, name)))
+
+
 @dataclass(frozen=True)
 class Constant:
     """Stay: 1 at every step."""
@@ -47,8 +53,7 @@ class Linear:
 
     def __post_init__(self) -> None:
         _check("steps", self.steps, 1)
-        noise_.scale("start", self.start)
-        noise_.scale("end", self.end)
+        _as_scales(self, "start", "end")
 
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(step / self.steps, 1.0)
@@ -72,8 +77,7 @@ class Cosine:
 
     def __post_init__(self) -> None:
         _check("steps", self.steps, 1)
-        noise_.scale("start", self.start)
-        noise_.scale("end", self.end)
+        _as_scales(self, "start", "end")
 
     def __call__(self, step: int) -> float:
         done = min(step / self.steps, 1.0)
@@ -94,7 +98,7 @@ class Step:
 
     def __post_init__(self) -> None:
         _check("every", self.every, 1)
-        noise_.scale("factor", self.factor)
+        _as_scales(self, "factor")
 
     def __call__(self, step: int) -> float:
         return float(self.factor ** (step // self.every))

@@ -17,6 +17,8 @@ FIRST = 0.6
 """The part of it that b rises to at first."""
 SHARE = 0.25
 """What noise may cost at the most."""
+LEAST = 0.01
+"""Share of the loss below which nothing has been learned."""
 BAND = 4.0
 """How much less it may cost before b grows."""
 EVERY = 5
@@ -66,7 +68,8 @@ class AutoB(NamedTuple):
     there was to learn, :math:`s \sqrt{(L_0 - L)\,L_0}`. As long as noise costs between a quarter of
     its price and the whole of it, b is left alone, because a network that gets used to noise pays
     less for it by and by. Above, b shrinks, because steps undo noise rather than learn; below, it
-    grows, because more noise costs little. As long as nothing is learned it shrinks. All this
+    grows, because more noise costs little. As long as less than a hundredth of the loss is learned
+    it shrinks, whatever it costs: a network that noise has blinded pays nothing for it. All this
     begins after 150 steps and is slow, but the faster the further the cost is off; where b would
     shrink, there is no second rise. Only where the loss rises to four times its first value does b
     give way at once.
@@ -153,12 +156,13 @@ class AutoB(NamedTuple):
         >>> AutoB(looks=99, first=2.3, loss=0.3, cost=0.3).change
         0.0
         """
-        price = SHARE * math.sqrt(max((self.first - self.loss) * abs(self.first), 0.0))
+        learned = self.first - self.loss
         if self.loss > TOO_HIGH * abs(self.first):
             return math.log(RETREAT)
         if self.looks < WAIT:
             return math.log(1 + 1 / self.looks) if 0 < self.looks < RISE else 0.0
-        if price <= 0:
+        price = SHARE * math.sqrt(max(learned * abs(self.first), 0.0))
+        if learned <= LEAST * abs(self.first):
             off = -MOST_OFF
         elif self.cost > price:
             off = math.log(price / self.cost)

@@ -70,7 +70,7 @@ class Perturbation:
                 g = local(p.grad).detach()
                 parts = [(x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)]
                 products.append((torch.stack(parts).sum(), draw.sign * b))
-        return sum(b * float(product) for product, b in products)
+        return sum((b * float(product) for product, b in products), 0.0)
 
     def turned(self) -> Perturbation:
         """The same noise with its sign turned."""
