@@ -173,6 +173,15 @@ class TestSeen:
         assert page.locator("#accept-all").is_disabled()
         assert downloaded(page, "#save-labels")[1] == (tmp_path / "out/labels.csv").read_bytes()
 
+    def test_none_of_those_that_are_flagged(self, visit, tmp_path):
+        one = cleaning()
+        write_cleaning(one, tmp_path / "out", top=0)
+        page = visit(tmp_path / "out/index.html").page
+        assert page.locator("#shown").inner_text() == (
+            f"This page has no examples; issues.csv has all {one.flagged} that are flagged."
+        )
+        assert page.locator("#accept-all").is_disabled()
+
 
 class TestFilters:
     def test_pair(self, page, one):
@@ -210,6 +219,28 @@ class TestFilters:
         cell.click()
         assert len(shown(page)) == 72
         assert cell.get_attribute("aria-selected") is None
+
+    @pytest.mark.parametrize("view", ["pairs", "transition"])
+    def test_an_empty_cell_of_the_map(self, visit, tmp_path, view):
+        """Labels of 0 are flagged as 1, and no others: the lists know all classes nevertheless."""
+        one = cleaning()
+        issues = one.issues
+        suggested = np.where(issues.labels == 0, 1, issues.labels)
+        one = replace(one, issues=replace(issues, suggested=suggested, flagged=issues.labels == 0))
+        write_cleaning(one, tmp_path / "out", top=9)
+        page = visit(tmp_path / "out/index.html").page
+        page.locator(f'.views [value="{view}"]').click()
+        for given, wanted in ((2, 1), (0, 2), (2, 2)):
+            row, column = (given, wanted) if view == "pairs" else (wanted, given)
+            cell = page.locator(f'#map [data-row="{row}"][data-column="{column}"]')
+            cell.click()
+            assert shown(page) == []
+            assert page.locator("#shown").inner_text().startswith("0 of 9 examples")
+            assert page.locator("#nothing").inner_text() == "No example fits."
+            assert page.locator("#accept-all").is_disabled()
+            assert cell.get_attribute("aria-selected") == "true"
+            cell.click()
+            assert len(shown(page)) == 9
 
     def test_every_cell_has_its_number(self, page, one):
         table = page.locator("#map tbody tr").evaluate_all(
@@ -562,6 +593,16 @@ class TestManyClasses:
             if (one.issues.labels[k], one.issues.suggested[k]) == (i, j)
         ]
         assert page.locator("#readout").inner_text().endswith(f": {one.issues.pairs.max()} flagged")
+
+    def test_of_very_many_the_map_says_that_it_has_some(self, visit, many, tmp_path):
+        said = "The map has the 20 of 1,000 classes that are mixed up most."
+        assert said not in visit(many[1] / "index.html").page.locator("#reading").inner_text()
+        names = [f"class {k}" for k in range(1000)]
+        write_cleaning(cleaning(n=2000, names=names), tmp_path / "out", top=9)
+        page = visit(tmp_path / "out/index.html").page
+        assert not page.locator("#extent").is_visible()
+        assert page.locator("#map tbody tr").count() == 20
+        assert page.locator("#reading").inner_text().endswith(said)
 
     def test_lists_of_classes_are_filled_when_they_are_needed(self, visit, many):
         _, out = many

@@ -94,6 +94,8 @@ class TestLabelIssues:
         assert (found.predict(features) == words).mean() > 0.8
         assert issues.names == ("a", "b", "c")
         assert (found.classes_[issues.labels] == words).all()
+        assert issues.values is found.classes_
+        assert (issues.cleaned == words).mean() == pytest.approx(1 - issues.flagged.mean())
         assert found.probabilities_ is issues.probabilities
         assert found.label_quality_ is issues.quality
         assert found.probabilities_.shape == (240, 3)

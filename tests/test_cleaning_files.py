@@ -103,6 +103,17 @@ class TestArrays:
         assert (back.astype(wanted.dtype) == wanted).all()
         assert back.dtype.kind in "iU"
 
+    def test_text_stays_text(self):
+        y = np.array(["9", "10", "9", "10", "9", "9"])
+        for source in (
+            read_source(npz(x=IMAGES, y=y)),
+            read_source(parquet(a=np.arange(6), label=y)),
+        ):
+            assert source.examples.names == ("10", "9")
+            assert source.values[source.examples.labels].tolist() == y.tolist()
+        npz("apart.npz", y=y)
+        assert read_source(npz(x=IMAGES), labels="apart.npz").values.tolist() == ["10", "9"]
+
     def test_what_is_looked_for_and_what_is_there(self):
         assert refused(npz(pixels=IMAGES, y=LABELS)) == (
             "data.npz has no inputs: looked for an array called images, inputs, x, X, data, "
@@ -187,6 +198,52 @@ class TestTables:
         assert source.columns == ("b", "a")
         assert source.values[source.examples.labels].tolist() == [9, 10, 9]
         assert source.examples.names == ("9", "10")  # as numbers, not as words
+
+    @pytest.mark.parametrize(
+        ("labels", "names"),
+        [
+            (["9.0", "10.0", "9.0"], ("9", "10")),
+            (["9", "10.0", "-0.0"], ("0", "9", "10")),
+            (["99999", "1e+05", "99999"], ("99999", "100000")),
+            (["9", "010", "9"], ("010", "9")),
+            (["09.0", "10.0", "09.0"], ("09.0", "10.0")),
+            (["1E1", "1E0", "1E1"], ("1E0", "1E1")),
+            (["9", "+10", "9"], ("+10", "9")),
+            (["9.5", "ten", "9.5"], ("9.5", "ten")),
+            (["9" * 19, "10", "10"], ("10", "9" * 19)),
+        ],
+    )
+    def test_what_labels_of_a_csv_file_spell(self, labels, names):
+        rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels))
+        table("given.csv", "label\n" + "\n".join(labels) + "\n")
+        for source in (
+            read_source(table(text=f"a,label\n{rows}")),
+            read_source(table("plain.csv", "a\n1\n2\n3\n"), labels="given.csv"),
+        ):
+            assert source.examples.names == names
+            assert source.values.astype(str).tolist() == list(names)
+
+    def test_measured_quantities_are_no_labels(self):
+        sentence = "labels must be classes, got 0.5 at position 1, which looks like a measured"
+        assert sentence in refused(table(text="a,label\n1,3.0\n2,0.5\n3,1e-05\n"))
+
+    def test_truth_values_of_a_csv_file_are_numbers(self):
+        text = "a,b,c,label\nTrue,1,false,x\nFalse,2,TRUE,y\nTrue,3,true,x\n"
+        assert read_source(table(text=text)).examples.inputs.tolist() == [
+            [1, 1, 0],
+            [0, 2, 1],
+            [1, 3, 1],
+        ]
+        assert refused(table(text="a,label\nTrue,x\n1,y\n")) == (
+            "data.csv: line 3, column 'a' must be true or false as in the lines before, got '1'"
+        )
+        assert "column 'a' must be a finite number, got 'True'" in refused(
+            table(text="a,label\n1,x\nTrue,y\n")
+        )
+
+    def test_whole_numbers_of_64_bits(self):
+        source = read_source(parquet(a=[2**53 + 1, 2**62 + 1], b=[1, 2], label=[0, 1]))
+        assert source.examples.inputs.tolist() == [[2.0**53, 1], [2.0**62, 2]]
 
     def test_parquet(self):
         path = parquet(a=[1, 2, 3], b=[0.5, 1.5, 2.5], c=[True, False, True], label=[7, 9, 7])
@@ -387,6 +444,48 @@ class TestFolders:
             assert source.places == ("1.png", "3.png", "deep/er/2.png")
             assert source.examples.labels.tolist() == [1, 0, 0]
             assert (source.examples.inputs[1].numpy() == IMAGES[2]).all()
+
+    def test_labels_of_a_table_are_text_as_folders_are(self):
+        folder = photos(["9/1.png", "10/2.png"])
+        table("given.csv", "file,label\n9/1.png,9\n10/2.png,10\n")
+        for labels in (None, "given.csv"):
+            source = read_source(folder, labels=labels)
+            assert source.examples.names == ("10", "9")
+            assert source.values.tolist() == ["10", "9"]
+
+    def test_other_files_are_counted(self):
+        folder = photos(["a/1.png", "b/1.png"])
+        assert read_source(folder).left_out == ()
+        for name in ("a/Thumbs.db", "b/.DS_Store", "a/__MACOSX/2.txt", "desktop.ini"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        assert read_source(folder).left_out == ()
+        (folder / "b/2.TXT").touch()
+        assert read_source(folder).left_out == ("1 other file (.txt)",)
+        for name in ("a/README", "b/1.avif", "0.png"):
+            (folder / name).touch()
+        assert read_source(folder).left_out == ("4 other files (.avif, .png, .txt, no ending)",)
+        (folder / "0.png").unlink()
+        for k in range(4):
+            (folder / f"b/1.{k}").touch()
+        assert read_source(folder).left_out == ("7 other files (.0, .1, .2, .3, .avif, …)",)
+        table("photos/given.csv", "file,label\na/1.png,x\nb/1.png,y\n")
+        source = read_source(folder, labels="photos/given.csv")
+        assert source.left_out == ("7 other files (.0, .1, .2, .3, .avif, …)",)
+
+    def test_links_to_classes_are_read_with_labels_as_without(self):
+        folder = photos(["a/1.png", "a/2.png"])
+        folder.rename("store")
+        folder.mkdir()
+        for name, target in {"x": "store/a", "y": "store/a", "loop": "photos", "up": "."}.items():
+            (folder / name).symlink_to(Path(target).resolve())
+        (Path("store/a") / "loop").symlink_to(folder.resolve())
+        files = read_source(folder).places
+        assert files == ("x/1.png", "x/2.png", "y/1.png", "y/2.png")
+        table("given.csv", "file,label\n" + "".join(f"{file},{file[2]}\n" for file in files))
+        source = read_source(folder, labels="given.csv")
+        assert source.places == files
+        assert source.examples.labels.tolist() == [0, 1, 0, 1]
 
     @pytest.mark.parametrize(
         ("text", "sentence"),
@@ -724,6 +823,24 @@ def test_large_tables_are_read_without_delay():
     found = read_csv(table(text=f"a,b,c,d,label\n{rows}"), "label")
     assert found.numbers.shape == (50_000, 4)
     assert found.numbers[1].tolist() == [2, 3, 4, 5]
+
+
+def test_names_that_are_no_text_come_back():
+    """Of files and of classes, from labels.csv and from issues.csv."""
+    folder = photos([f"{k}\udcff/{i}\udce9.png" for k in "ab" for i in range(20)])
+    source = read_source(folder)
+    one = cleaning(names=source.examples.names, source=source)
+    one = replace(one, issues=replace(one.issues, labels=source.examples.labels))
+    write_cleaning(one, Path("out"), top=3)
+    again = read_source(folder, labels="out/labels.csv").examples
+    cleaned = [source.examples.names[k] for k in one.issues.cleaned]
+    assert again.files == source.examples.files
+    assert [again.names[k] for k in again.labels] == cleaned
+    path = table("decisions.csv", "file,given,label\n")
+    assert write_decided(source, Path("out"), path) == 0
+    assert read_source(folder, labels="out/labels.csv").examples.labels.tolist() == (
+        again.labels.tolist()
+    )
 
 
 def test_names_of_files_go_out_as_they_came_in():

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, TensorDataset
 
 import neuvar
 from neuvar import find_label_issues
 from neuvar.cleaning import read_examples
 from neuvar.cleaning.networks import network_for
-from neuvar.cleaning.training import History, _no_single, feed, probabilities_of, train_once
+from neuvar.cleaning.training import History, feed, probabilities_of, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp
+from neuvar.train.preparing import no_single
 from tests.toy import same
 
 QUICK = {"epochs": 6, "batch_size": 32, "lr": 0.05}
@@ -200,6 +201,83 @@ class TestWhatIsFound:
         ]  # fmt: skip
         assert find_label_issues(p, words).names == ("no", "yes")
 
+    @pytest.mark.parametrize("values", [[0, 1, 2], [1, 2, 3], [-1, 1, 7], ["c", "a", "b"]])
+    def test_cleaned_labels_are_those_that_were_given(self, values):
+        """The values of classes, and of the cleaned labels, in every way to hand them over."""
+        x, y, wrong = blobs()
+        given = np.array(values)[y]
+        items = ConcatDataset([list(zip(torch.from_numpy(x), given.tolist(), strict=True))])
+        for data in ((x, given), (x, given.tolist()), items):
+            found = found_in(data)
+            assert found.values.tolist() == sorted(values)
+            assert found.values[found.labels].tolist() == given.tolist()
+            assert (found.cleaned == given).mean() == pytest.approx(1 - found.flagged.mean())
+            right = found.flagged & wrong
+            assert (
+                found.cleaned[right].tolist() == np.array(values)[(y - wrong) % 3][right].tolist()
+            )
+        assert found.cleaned.dtype == (np.dtype("U1") if values[0] == "c" else np.int64)
+        assert found.labels.dtype == found.suggested.dtype == np.int64
+
+    def test_values_with_names_and_of_other_types(self):
+        x, y, _ = blobs()
+        words = np.array(["ant", "bee", "cow"])
+        assert found_in((x, y), names=words).values.tolist() == [0, 1, 2]
+        assert found_in((x, y.astype(float)), names=words).values.dtype == np.int64
+        assert found_in((x, words[y]), names=words[::-1]).values.tolist() == ["cow", "bee", "ant"]
+        assert found_in(read_examples((x, words[y]))).values.tolist() == [0, 1, 2]
+        assert found_in((x, y > 0), names=words).values.tolist() == [False, True, 2]
+        large = np.array([5, 2**63, 2**63 + 1], np.uint64)
+        assert found_in((x, large[y])).values.tolist() == large.tolist()
+
+    def test_values_of_classes_without_examples(self):
+        p = np.full((9, 4), 0.25)
+        assert find_label_issues(p, [1, 3, 3] * 3).values.tolist() == [0, 1, 2, 3]
+        names = ["a", "b", "c", "d"]
+        assert find_label_issues(p, ["b", "d", "d"] * 3, names=names).values.tolist() == names
+
+    def test_values_may_be_any_objects(self):
+        p = np.array([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8]] * 2)
+        given = [(1, 2), (3,), (1, 2)] * 2
+        items = ConcatDataset([[(torch.zeros(2), label) for label in given]])
+        found = find_label_issues(p, items)
+        assert found.values.tolist() == [(1, 2), (3,)]
+        assert found.cleaned.tolist() == [(1, 2), (3,), (3,)] * 2
+        assert find_label_issues(p, [False, True, True] * 2).cleaned.tolist() == [0, 1, 1] * 2
+
+    def test_a_folder_has_its_files_and_the_names_of_its_folders(self, tmp_path):
+        image = pytest.importorskip("PIL.Image")
+        for k, name in enumerate(("day", "night")):
+            (tmp_path / name).mkdir()
+            for i in range(20):
+                grey = 255 * (k == (i == 7)) * np.ones((4, 4), np.uint8)
+                image.fromarray(grey).save(tmp_path / name / f"{i:02}.png")
+        model = nn.Sequential(nn.Flatten(), mlp((16, 8, 2), seed=0))
+        found = find_label_issues(model, tmp_path, b=0.01, **QUICK)
+        assert {found.files[i] for i in found.worst} == {"day/07.png", "night/07.png"}
+        assert found.values.tolist() == ["day", "night"]
+        assert found.cleaned[found.files.index("day/07.png")] == "night"
+        again = find_label_issues(found.probabilities, str(tmp_path))
+        assert again.files == found.files
+        assert (again.cleaned == found.cleaned).all()
+        assert find_label_issues(found.probabilities, found.labels).files == ()
+
+    def test_a_data_set_is_gone_through_once(self):
+        x, y, _ = blobs()
+
+        class Counted(TensorDataset):
+            seen = 0
+
+            def __getitem__(self, index):
+                Counted.seen += 1
+                return super().__getitem__(index)
+
+        data = Counted(*map(torch.from_numpy, (x, y)))
+        find_label_issues(mlp((5, 32, 7), seed=0), data, b=0.05, **QUICK)
+        assert Counted.seen == len(y)
+        find_label_issues(np.eye(3)[y], data)
+        assert Counted.seen == 2 * len(y)
+
 
 def found_in_model(model, x, y):
     return find_label_issues(model, (x, y), b=0.01, **QUICK)
@@ -363,9 +441,9 @@ class TestWhatIsRefused:
         model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
         x, y, _ = blobs(n=21)
         assert len(find_label_issues(model, (x, y), b=0.0, epochs=9, batch_size=4)) == 21
-        assert _no_single(16_513, 128) == 130
-        assert _no_single(3, 2) == 3
-        assert _no_single(5, 1) == 1
+        assert no_single(16_513, 128) == 130
+        assert no_single(3, 2) == 3
+        assert no_single(5, 1) == 1
 
     def test_inputs_that_the_model_does_not_take(self):
         x, y, _ = blobs()

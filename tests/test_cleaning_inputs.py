@@ -26,8 +26,12 @@ FEATURES = np.arange(12, dtype=np.float32).reshape(6, 2)
 LABELS = [0, 1, 0, 1, 1, 0]
 
 
-def picture(mode="RGB", size=(8, 8), color=0):
-    return Image.new(mode, size, color)
+def picture(mode="RGB", size=(8, 8), color=None):
+    """A picture of one colour; black with a dot by default."""
+    one = Image.new(mode, size, color or 0)
+    if color is None:
+        one.putpixel((0, 0), (255,) * len(one.getbands()) if len(one.getbands()) > 1 else 255)
+    return one
 
 
 def noise(*shape, seed=0):
@@ -631,13 +635,20 @@ class TestFolder:
     @pytest.mark.parametrize("ending", sorted(folders.KINDS))
     def test_all_kinds_of_images(self, tmp_path, ending):
         grey = ending == ".pgm"
-        one = picture("L" if grey else "RGB", (8, 8), 200 if grey else (200, 200, 200))
-        many = {f"a/1{ending}": one, f"b/2{ending}": one}
-        folder(tmp_path, many)
+        one, two = (
+            picture("L" if grey else "RGB", (8, 8), level if grey else (level,) * 3)
+            for level in (200, 100)
+        )
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        kind = "JPEG" if ending == ".jfif" else None  # which Pillow reads under this name only
+        one.save(tmp_path / f"a/1{ending}", kind)
+        two.save(tmp_path / f"b/2{ending}", kind)
         (tmp_path / f"b/2{ending}").rename(tmp_path / f"b/2{ending.upper()}")
         found = read_examples(tmp_path)
         assert len(found) == 2
-        assert (found.inputs.int() - 200).abs().max() <= 2  # JPEG and WebP lose a little
+        for image, level in zip(found.inputs.int(), (200, 100), strict=True):
+            assert (image - level).abs().max() <= 2  # JPEG and WebP lose a little
 
     def test_links(self, tmp_path):
         """A class may be a link; loops, and links within a class, are not followed."""
@@ -769,17 +780,17 @@ class TestPictures:
         ],
     )
     def test_size(self, tmp_path, sizes, size, side):
-        many = [picture("L", one, 9) for one in sizes]
+        many = [picture("L", one, level) for one, level in zip(sizes, (9, 7), strict=True)]
         found = self.read(tmp_path, *many, size=size)
         assert found.shape == (2, side, side)
-        for image, (width, height) in zip(found, sizes, strict=True):
+        for image, (width, height), level in zip(found, sizes, (9, 7), strict=True):
             # The whole picture is there, its longer side fills the square, the rest is black.
             inner_width, inner_height = (
                 max(1, round(one * side / max(width, height))) for one in (width, height)
             )
             expected = np.zeros((side, side), dtype=np.uint8)
             top, left = (side - inner_height) // 2, (side - inner_width) // 2
-            expected[top : top + inner_height, left : left + inner_width] = 9
+            expected[top : top + inner_height, left : left + inner_width] = level
             assert (image == expected).all()
 
     def test_pictures_of_the_right_size_are_not_touched(self, tmp_path):
@@ -842,12 +853,47 @@ class TestPictures:
             assert (found[number] == levels).all()
         assert (found[3] == levels % 2 * 255).all()
 
-    def test_sixteen_bits_are_rounded(self):
-        x = np.array([[0, 128, 129, 65535, 65406]], dtype=np.uint16)
-        found = pictures.pixels_of(Image.fromarray(x), None)
-        assert found.tolist() == [[0, 0, 1, 255, 254]]
-        wide = Image.fromarray(np.array([[-5, 257, 70_000]], dtype=np.int32))
-        assert pictures.pixels_of(wide, None).tolist() == [[0, 1, 255]]
+    @pytest.mark.parametrize(
+        ("kind", "levels", "expected"),
+        [
+            (np.uint16, [0, 128, 129, 65406, 65535], [0, 0, 1, 254, 255]),
+            (np.uint16, [0, 1, 8, 9, 1024], [0, 0, 0, 1, 64]),  # 12 bits
+            (np.uint16, [0, 1, 100, 511, 1023], [0, 0, 25, 127, 255]),  # 10 bits
+            (np.int32, [0, 1, 2, 100, 255], [0, 1, 2, 100, 255]),
+            (np.int32, [0, 1, 2, 3, 7], [0, 1, 2, 3, 7]),
+            (np.int32, [0, 65535, 131071, 196608, 262143], [0, 64, 127, 191, 255]),  # 18 bits
+            (np.int32, [-1000, 0, 1000, 2000, 3095], [0, 62, 125, 187, 255]),  # 12 bits from -1000
+            (np.int32, [0, 0, 0, 0, 2**30], [0, 0, 0, 0, 64]),
+        ],
+    )
+    def test_one_range_for_all_with_more_than_a_byte(self, tmp_path, kind, levels, expected):
+        x = np.array(levels, dtype=kind)
+        many = [Image.fromarray(np.tile(row, (5, 1))) for row in (x, x[[3] * 5])]
+        root = folder(tmp_path, {"a/1.tif": many[0], "b/2.tif": many[1]})
+        for data in ((many, [0, 1]), root):
+            found = read_examples(data).inputs
+            assert found[:, 2].tolist() == [expected, [expected[3]] * 5]
+
+    def test_bytes_stay_beside_more_than_a_byte(self):
+        many = [picture("L", (8, 8), 200), Image.fromarray(np.full((8, 8), 512, np.uint16))]
+        assert read_examples((many, [0, 1])).inputs[:, 0, 0].tolist() == [200, 128]
+
+    def test_the_range_is_that_of_what_is_left_after_scaling(self):
+        x = np.full((640, 640), 1000, np.uint16)
+        many = [Image.fromarray(x), Image.fromarray(x // 2)]
+        assert read_examples((many, [0, 1])).inputs.flatten(1).unique(dim=1).tolist() == [
+            [249],
+            [125],
+        ]
+
+    @pytest.mark.parametrize(("mode", "color", "said"), [("L", 7, "7"), ("RGB", (1, 2, 3), "[1,")])
+    def test_pictures_that_are_all_one_colour_are_refused(self, tmp_path, mode, color, said):
+        many = {f"{k}/1.png": picture(mode, (8, 8), color) for k in "ab"}
+        with pytest.raises(ValueError, match="must differ, all pixels of all 2 come out as ") as no:
+            read_examples(folder(tmp_path, many))
+        assert said in str(no.value)
+        folder(tmp_path, {"b/2.png": picture(mode, (8, 8), 0)})
+        assert len(read_examples(tmp_path)) == 3
 
     def test_one_coloured_picture_makes_all_coloured(self, tmp_path):
         grey, colour = noise(8, 8), noise(8, 8, 3)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from neuvar.cleaning import judge_labels
 from neuvar.measures import Proportion
+from neuvar.measures.proportion import normal_quantile, wilson
 
 
 def sure(classes, count, *, given, true, certainty=1.0):
@@ -161,6 +162,30 @@ class TestAll:
         assert np.isnan(found.transition.matrix[3]).all()
         assert np.isnan(found.transition.low[3]).all()
         assert 0 <= found.noise_rate.low <= found.noise_rate.value <= found.noise_rate.high <= 1
+
+    @pytest.mark.parametrize("confidence", [1e-300, 0.5, 0.95, 1 - 1e-12])
+    def test_all_intervals_at_once_are_those_of_each(self, confidence):
+        of = np.array([[1.0], [7.0], [60.0], [0.0]])
+        z = normal_quantile(confidence)
+        with np.errstate(all="ignore"):
+            share = np.array([[0, 1, 1], [0, 3, 7], [2, 59, 60], [0, 0, 0]]) / of
+            low, high = wilson(share, of, z)
+        for i, j in np.ndindex(3, 3):
+            one = wilson(float(share[i, j]), float(of[i, 0]), z)
+            assert all(type(end) is float for end in one)
+            assert (low[i, j], high[i, j]) == pytest.approx(one, rel=1e-15, abs=0)
+        assert np.isnan([low[3], high[3]]).all()
+
+    def test_many_classes_are_not_gone_through_one_by_one(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(
+            "neuvar.cleaning.judging.wilson", lambda *how: calls.append(how) or wilson(*how)
+        )
+        y = np.arange(200) % 100
+        found = judge_labels(np.eye(100)[y], y)
+        assert len(calls) == 2  # the noise rate, and the matrix
+        low, high = Proportion(count=2, of=2).interval()
+        assert (found.transition.low[5, 5], found.transition.high[5, 5]) == (low, high)
 
     @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 12))
     def test_rows_are_distributions_inside_their_intervals(self, seed, classes, n):

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from neuvar.cleaning.summary import (
     worst_pairs,
 )
 from neuvar.cleaning.thumbnails import are_pictures, bars, data_uri, numbers, pictures, png, shrunk
+from neuvar.cleaning.writing import write_cleaning
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'"
 RTL = "\u202eתיוות\u202c.png"
@@ -48,6 +50,7 @@ def found(labels, suggested, quality, names, *, doubtful=False):
         noise_rate=NoiseRate(0.3, 0.2, 0.415),
         transition=Transition(matrix, matrix / 2, np.sqrt(matrix)),
         names=tuple(names),
+        values=np.arange(classes),
     )
 
 
@@ -189,6 +192,32 @@ class TestSummary:
             ours = np.array(said["transition"][name], dtype=float)
             assert np.allclose(ours, getattr(one.issues.transition, name), atol=1e-6)
         assert len(said["data"]["sha256"]) == 64
+
+    def test_json_of_many_classes_has_what_is_not_zero(self):
+        names = [f"class {k}" for k in range(51)]
+        labels = np.arange(50)  # no example of the last class
+        issues = found(labels, np.where(labels == 7, 3, labels), np.arange(50.0), names)
+        said = summary(replace(cleaning(), issues=issues))["transition"]
+        assert set(said) == {"meaning", "elements", "confidence"}
+        filled = np.zeros((3, 51, 51))
+        for true, given, *ends in said["elements"]:
+            filled[:, true, given] = ends
+        t = issues.transition
+        assert np.allclose(filled, np.nan_to_num([t.matrix, t.low, t.high]), atol=1e-6)
+        assert len(said["elements"]) == 50
+        assert [3, 7, 0.5, 0.25, 0.707107] in said["elements"]
+        few = found(labels, labels, np.arange(50.0), names[:50])
+        assert "matrix" in summary(replace(cleaning(), issues=few))["transition"]
+
+    def test_json_has_a_line_for_each_row_and_leaves_names_alone(self, tmp_path):
+        names = ("[\n1,\n2\n]", "[1,   2]", "dog")
+        one = cleaning(names=names)
+        write_cleaning(one, tmp_path / "out", top=1)
+        text = (tmp_path / "out/summary.json").read_text()
+        assert json.loads(text) == json.loads(json.dumps(summary(one)))
+        assert len(text.splitlines()) < 60
+        first = summary(one)["transition"]["matrix"][0]
+        assert f"   [ {', '.join(map(repr, first))} ],\n" in text
 
     def test_a_class_without_examples_is_unknown_not_nan(self):
         labels = np.array([0, 1, 0, 1])

@@ -17,7 +17,7 @@ import torch
 
 from neuvar.cleaning import finding, judge_labels
 from neuvar.cleaning.inputs import Examples
-from neuvar.cli import clean, main
+from neuvar.cli import main, progress
 from neuvar.cli.clean import TRAINING, standardised
 from neuvar.data import mnist_excerpt
 from neuvar.labels import corrupt
@@ -93,13 +93,14 @@ def test_probabilities_to_files(capsys, digits):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "30 examples of 3 classes"
-    assert lines[1].startswith("2 of 30 labels are flagged (6.7 %); about ")
-    assert [line.split() for line in lines[2:5]] == [
+    assert lines[1] == "order of classes: 0, 1, 2"
+    assert lines[2].startswith("2 of 30 labels are flagged (6.7 %); about ")
+    assert [line.split() for line in lines[3:6]] == [
         ["given", "suggested", "flagged"],
         ["0", "1", "1"],
         ["0", "2", "1"],
     ]
-    assert lines[5:] == [
+    assert lines[6:] == [
         "written: out/clean/index.html, where the worst can be accepted or rejected",
         'cleaned labels: numpy.load("out/clean/labels.npy")',
     ]
@@ -293,11 +294,94 @@ def test_bad_probabilities(capsys, digits):
     assert not Path("out").exists()
 
 
+def written_labels(kind, y):
+    """The same labels in a file or folder of each kind; the words of a command that reads them."""
+    rows = "".join(f"{i},{label}\n" for i, label in enumerate(y))
+    Path("t.csv").write_text(f"a,label\n{rows}")
+    if kind == "csv":
+        return ["t.csv"]
+    if kind == "npz":
+        np.savez("t.npz", x=np.zeros((len(y), 2)), y=y)
+        return ["t.npz"]
+    if kind == "parquet":
+        arrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(arrow.table({"a": np.arange(len(y)), "label": y}), "t.parquet")
+        return ["t.parquet"]
+    image = pytest.importorskip("PIL.Image")
+    for i, label in enumerate(y):
+        file = Path("photos", label, f"{i:03}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.full((4, 4), i, np.uint8)).save(file)
+    files = sorted(Path("photos").rglob("*.png"))
+    rows = "".join(f"{file.relative_to('photos')},{file.parent.name}\n" for file in files)
+    Path("given.csv").write_text(f"file,label\n{rows}")
+    return ["photos"] if kind == "folder" else ["photos", "--labels", "given.csv"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("csv", np.arange(12)),
+        ("csv", np.arange(12.0)),
+        ("csv", np.array([f"{k:03}" for k in range(12)])),
+        ("npz", np.arange(12.0)),
+        ("npz", np.arange(12).astype(str)),
+        ("parquet", np.arange(12)),
+        ("parquet", np.arange(12).astype(str)),
+        ("folder", np.arange(12).astype(str)),
+        ("folder with labels", np.arange(12).astype(str)),
+    ],
+)
+def test_classes_are_in_the_order_of_numpy(capsys, kind, labels):
+    """Perfect probabilities by the order of ``np.unique`` of the labels find nothing wrong."""
+    y = np.repeat(labels, 3)
+    words = written_labels(kind, y)
+    classes, numbers = np.unique(y, return_inverse=True)
+    if kind.startswith("folder"):
+        numbers = np.sort(numbers)  # as its files are
+    np.save("p.npy", np.eye(12)[numbers] * 0.9 + 0.1 / 12)
+    code, out, err = neuvar(capsys, "clean", *words, "--probabilities", "p.npy")
+    assert (code, err) == (0, "")
+    assert "\n0 of 36 labels are flagged" in out
+    shown = ", ".join(str(k).removesuffix(".0") for k in classes[:8])
+    assert f"\norder of classes: {shown}, … (12 in all)\n" in out
+
+
+def test_probabilities_of_classes_in_another_order(capsys, digits):
+    """They are refused where they know less than nothing, and nothing is written."""
+    np.save("moved.npy", np.roll(np.load("p.npy"), 1, axis=1))
+    code, _, err = neuvar(capsys, "clean", "digits.npz", "--probabilities", "moved.npy")
+    assert code == 2
+    assert err.endswith(": its columns must be the classes in this order: 0, 1, 2\n")
+    assert not Path("out").exists()
+    np.save("even.npy", np.full((30, 3), 1 / 3))
+    for name in ("even.npy", "p.npy"):
+        words = ["clean", "digits.npz", "--probabilities", name, "--overwrite"]
+        assert neuvar(capsys, *words)[0] == 0
+
+
+def test_files_that_are_left_out_are_told(capsys, finder):
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a/1.png", "b/1.png"):
+        Path("photos", name).parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(255 * np.eye(8, dtype=np.uint8)).save(Path("photos", name))
+    for name in ("a/2.avif", "b/2.AVIF", "b/x.\x1b", "b/Thumbs.db", "b/.DS_Store", "Desktop.ini"):
+        Path("photos", name).touch()
+    code, out, _ = neuvar(capsys, "clean", "photos")
+    assert code == 0
+    told = "3 other files (.\ufffd, .avif)"
+    assert out.startswith(f"left out: {told}\n2 examples of 2 classes\n")
+    said = json.loads(Path("out/clean/summary.json").read_text())
+    assert said["settings"]["left_out"] == told
+
+
 def test_data_and_results_keep_apart(capsys, finder):
     image = pytest.importorskip("PIL.Image")
     for name in ("a/1.png", "b/1.png"):
         Path("photos", name).parent.mkdir(parents=True, exist_ok=True)
-        image.fromarray(np.zeros((8, 8), np.uint8)).save(Path("photos", name))
+        image.fromarray(255 * np.eye(8, dtype=np.uint8)).save(Path("photos", name))
     for out in ("photos", "photos/clean"):
         code, _, err = neuvar(capsys, "clean", "photos", "--out", out)
         assert code == 2
@@ -428,7 +512,7 @@ def test_control_c_leaves_nothing_behind(here):
 
 
 def test_lines_are_few(capsys):
-    lines = clean._Lines()
+    lines = progress._TrainingLines()
     for share in np.linspace(0, 1, 1001):
         lines(float(share))
     assert capsys.readouterr().out.count("\n") == 9

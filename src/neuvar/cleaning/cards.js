@@ -94,9 +94,9 @@ function apply() {
   land(fitting[0] ?? null);
   const filtered = ["given", "suggested", "decided", "search"].some((id) => get(id).value !== "");
   const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} that are flagged` : "";
-  get("shown").textContent = cards.length
-    ? `${filtered ? `${count(fitting.length)} of ${count(cards.length)}` : `All ${count(cards.length)}`} examples of this page are shown${rest}.`
-    : "No label is flagged.";
+  const shown = filtered ? `${count(fitting.length)} of ${count(cards.length)}` : `All ${count(cards.length)}`;
+  const found = cards.length ? `${shown} examples of this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
+  get("shown").textContent = `${found}${rest}.`;
   get("clear").hidden = !filtered;
   get("nothing").hidden = fitting.length > 0 || !cards.length;
   for (const id of ["accept-all", "reject-all"]) get(id).disabled = !fitting.length;
@@ -147,10 +147,8 @@ function typed(event) {
 }
 
 function grid() {
-  const options = (used) => [make("option", { value: "" }, "All"),
-    ...names.map((name, k) => [name, k]).filter(([, k]) => used.has(k)).map(([name, k]) => make("option", { value: k }, name))];
-  get("given").append(...options(new Set(data.pairs.map(([i]) => i))));
-  get("suggested").append(...options(new Set(data.pairs.map(([, j]) => j))));
+  // Also classes that nothing is flagged of: any cell of the map can be chosen.
+  for (const id of ["given", "suggested"]) get(id).append(make("option", { value: "" }, "All"), ...names.map((name, k) => make("option", { value: k }, name)));
   get("search-name").textContent = data.place === "file" ? "File" : "Index";
   for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", apply);
   get("search").addEventListener("input", apply);

@@ -23,6 +23,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NAMELESS = ("", "Unnamed: 0")
 """What the first column is called if it is the row numbers that pandas or R have written."""
 
+TRUTHS = {"False": "0", "false": "0", "FALSE": "0", "True": "1", "true": "1", "TRUE": "1"}
+"""How pandas, JavaScript and R write truth values."""
+
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
@@ -53,8 +56,12 @@ def read_csv(path: Path, label: str | None, *, without: Collection[str] = ()) ->
         place = None if label is None else place_of(label, header, path)
         kept = [i for i, name in enumerate(header) if i != place and name not in without]
         columns = tuple(header[i] for i in kept)
-        numbers, labels = array("f"), []
+        numbers, labels, truths = array("f"), [], None
         for line, cells in rows:
+            if truths is None:
+                truths = [i for i in kept if cells[i] in TRUTHS]
+            for i in truths:
+                cells[i] = _truth(cells[i], path, line, header[i])
             if place is not None:
                 labels.append(_said(cells[place], path, line, str(label)))
             numbers.extend(_numbers([cells[i] for i in kept], path, line, columns))
@@ -62,8 +69,11 @@ def read_csv(path: Path, label: str | None, *, without: Collection[str] = ()) ->
 
 
 def read_texts(path: Path, wanted: Sequence[str]) -> list[dict[str, str]]:
-    """Some columns of a CSV file as text, with the prefix of :func:`safe` taken away."""
-    with _csv_rows(path) as (header, rows):
+    """Some columns of a CSV file as text, with the prefix of :func:`safe` taken away.
+
+    Names of files need not be text; bytes that are none come back as Python has them in a path.
+    """
+    with _csv_rows(path, errors="surrogateescape") as (header, rows):
         places = {name: place_of(name, header, path) for name in wanted}
         return [
             {name: plain(_said(cells[i], path, line, name)) for name, i in places.items()}
@@ -76,7 +86,7 @@ def names_of_columns(path: Path) -> list[str]:
     if path.suffix.lower() == ".parquet":
         with _parquet(path) as (arrow, file):
             return list(arrow.parquet.read_schema(file).names)
-    with _csv_rows(path) as (header, _):
+    with _csv_rows(path, errors="surrogateescape") as (header, _):
         return header
 
 
@@ -100,10 +110,12 @@ def _indexes(schema: Any) -> set[str]:
 
 
 @contextmanager
-def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
+def _csv_rows(
+    path: Path, errors: str = "strict"
+) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """The header and the rows, with their lines, of a file that may be damaged at any place."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding="utf-8-sig", errors=errors, newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if not header:
@@ -151,6 +163,15 @@ def _said(cell: str, path: Path, line: int, column: str) -> str:
     return cell
 
 
+def _truth(cell: str, path: Path, line: int, column: str) -> str:
+    if cell not in TRUTHS:
+        raise ValueError(
+            f"{path}: line {line}, column {column!r} must be true or false as in the lines before, "
+            f"got {cell!r}"
+        )
+    return TRUTHS[cell]
+
+
 def _numbers(cells: Sequence[str], path: Path, line: int, columns: Sequence[str]) -> list[float]:
     try:
         numbers = list(map(float, cells))
@@ -186,7 +207,8 @@ def read_parquet(path: Path, label: str | None, *, without: Collection[str] = ()
     columns = [name for name in names if name != label and name not in without]
     for name in columns if label is None else [*columns, label]:
         _check_column(read.column(name), path, name, is_label=name == label)
-    numbers = [read.column(name).cast(arrow.float64()).to_numpy() for name in columns]
+    # Whole numbers of 64 bits, such as keys, have more digits than a float64, and are rounded.
+    numbers = [read.column(name).cast(arrow.float64(), safe=False).to_numpy() for name in columns]
     for name, column in zip(columns, numbers, strict=True):
         bad = np.flatnonzero(~np.isfinite(column))
         if len(bad):

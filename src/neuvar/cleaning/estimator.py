@@ -147,7 +147,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             # it. Networks of others may not work in float64.
             self.model_ = self.model_.double()
         found = judge_labels(run.probabilities, examples.labels, names=examples.names)
-        self.label_issues_ = replace(found, b=run.b)
+        self.label_issues_ = replace(found, b=run.b, values=self.classes_)
         self.probabilities_ = self.label_issues_.probabilities
         self.label_quality_ = self.label_issues_.quality
         return self

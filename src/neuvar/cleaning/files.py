@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,12 @@ from neuvar.cleaning.given import (
     LABELS,
     label_file,
     labels_by_place,
-    readable,
+    plain_array,
+    spelled,
     values_of,
 )
 from neuvar.cleaning.inputs import Examples, read_examples
-from neuvar.cleaning.inputs.folders import KINDS as IMAGES
-from neuvar.cleaning.inputs.folders import read_images
+from neuvar.cleaning.inputs.folders import files_in, is_image, read_images
 from neuvar.cleaning.inputs.labels import read_labels
 from neuvar.cleaning.issues import Array
 from neuvar.cleaning.numpy_files import name_among, names_in, read_named, read_npy
@@ -50,7 +49,7 @@ class Source:
         examples: inputs, labels and names of classes.
         values: the label of each class as an array has it, numbers or text.
         columns: what the features are called; empty if they have no names.
-        left_out: columns that are no features although nobody said so, and what they are.
+        left_out: what is there and was not read although nobody said so, and why.
     """
 
     name: str
@@ -121,29 +120,36 @@ def read_source(
 
 def _folder(path: Path, labels: str | None, size: int | None) -> Source:
     name = path.name or path.resolve().name or str(path)
+    there = [file for files in files_in(path).values() for file in files]
     if labels is None:
         examples = read_examples(path, size=size)
-        return Source(name, "folder", examples, np.array(examples.names))
-    file = Path(labels)
-    if file.suffix.lower() != ".csv" or not file.is_file():
+    else:
+        examples = _labelled(path, Path(labels), sorted(filter(is_image, there)), size)
+    own, given = set(examples.files), labels and Path(labels)
+    left_out = _counted([file for file in there if file not in own and path / file != given])
+    return Source(name, "folder", examples, np.array(examples.names), left_out=left_out)
+
+
+def _labelled(folder: Path, labels: Path, files: list[str], size: int | None) -> Examples:
+    """Images of a folder with the labels of a table, which are text as names of folders are."""
+    if labels.suffix.lower() != ".csv" or not labels.is_file():
         raise ValueError(
             f"--labels of a folder must be a .csv file with the columns file and label, "
-            f"got {labels!r}"
+            f"got {str(labels)!r}"
         )
-    files = _images_below(path)
-    given, names = read_labels(readable(labels_by_place(file, "file", files)))
-    examples = Examples(read_images(path, files, size), given, names, tuple(files))
-    return Source(name, "folder", examples, np.array(names))
-
-
-def _images_below(folder: Path) -> list[str]:
-    """All images of a folder, whatever folders they are in."""
-    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    images = [path.as_posix() for path in found if path.suffix.lower() in IMAGES]
-    seen = [name for name in images if not f"/{name}".count("/.")]
-    if not seen:
+    if not files:
         raise ValueError(f"{folder} has no image")
-    return sorted(seen)
+    given, names = read_labels(labels_by_place(labels, "file", files))
+    return Examples(read_images(folder, files, size), given, names, tuple(files))
+
+
+def _counted(files: list[str], most: int = 5) -> tuple[str, ...]:
+    """How many files there are, and how their names end."""
+    if not files:
+        return ()
+    endings = sorted({Path(file).suffix.lower() or "no ending" for file in files})
+    shown = ", ".join(endings[:most]) + ", …" * (len(endings) > most)
+    return (f"{len(files):,} other file{'s' * (len(files) != 1)} ({shown})",)
 
 
 def _npz(path: Path, inputs: str | None, labels: str | None) -> Source:
@@ -156,14 +162,14 @@ def _npz(path: Path, inputs: str | None, labels: str | None) -> Source:
         labels = labels or name_among(LABELS, path, "labels", otherwise=NAMED)
         if labels == name:
             raise ValueError(f"inputs and labels must be two arrays of {path}, got {name!r}")
-        given: Any = read_named(path, labels)
+        given = plain_array(read_named(path, labels))
     else:
         given = label_file(labels, known)
     found = read_named(path, name)
     # Whole numbers that stand in rows are features here, as those of a table are.
     is_features = found.ndim == 2 and found.dtype.kind in "iu"
-    examples = read_examples((found.astype(np.float32) if is_features else found, readable(given)))
-    return Source(path.name, "npz", examples, values_of(examples.names))
+    examples = read_examples((found.astype(np.float32) if is_features else found, given))
+    return Source(path.name, "npz", examples, values_of(given, examples.names))
 
 
 def _table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> Source:
@@ -180,13 +186,16 @@ def _table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> So
     left_out = {name: what for name, what in left_out.items() if name not in (own, *drop)}
     read = read_csv if kind == "csv" else read_parquet
     table = read(path, own, without={*drop, *left_out})
-    given = label_file(column, f"a column of {path}") if is_apart else table.labels
-    examples = read_examples((table.numbers, readable(given)))
+    if is_apart:
+        given = label_file(column, f"a column of {path}")
+    else:
+        given = (spelled if kind == "csv" else plain_array)(table.labels or [])
+    examples = read_examples((table.numbers, given))
     return Source(
         path.name,
         kind,
         examples,
-        values_of(examples.names),
+        values_of(given, examples.names),
         table.columns,
         tuple(f"column {name!r} ({what})" for name, what in left_out.items()),
     )

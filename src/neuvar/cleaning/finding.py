@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from neuvar.cleaning.inputs import Examples, read_examples, read_given
+from neuvar.cleaning.inputs.examples import is_labels, parts_of_data
+from neuvar.cleaning.inputs.labels import NUMBERS, plain_labels
 from neuvar.cleaning.issues import Array, LabelIssues
-from neuvar.cleaning.judging import checked_probabilities, judge_labels
+from neuvar.cleaning.judging import checked_probabilities, judge_labels, known_of_labels
 from neuvar.cleaning.training import probabilities_of, scores_of_two, train_once
 
-WITH_NAMES = (Examples, str, os.PathLike)
-"""Data that say what their classes are."""
+NO_INPUTS = np.empty(0)
+"""Stands for inputs where labels alone are read, and is no label."""
 
 
 def find_label_issues(
@@ -94,19 +95,22 @@ def find_label_issues(
     }
     if not isinstance(model, nn.Module):
         _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
-        given = checked_probabilities(model)
-        labels, known = read_given(data, given.shape[1], names)
-        return judge_labels(given, labels, names=known)
+        p = checked_probabilities(model)
+        data, given, names = _read_once((NO_INPUTS, data) if is_labels(data) else data, names)
+        if not isinstance(data, Examples):
+            data = NO_INPUTS, given
+        labels, known = read_given(data, p.shape[1], names)
+        return _judged(p, labels, known, given, files=getattr(data, "files", ()))
     if trained:
         _refuse_unused(training, "a trained model")
-    examples = _for_the_scores_of(model, data, names)
+    examples, given = _for_the_scores_of(model, data, names)
     if trained:
         found, last = probabilities_of(model, examples, precision=precision), None
     else:
         run = train_once(model, examples, precision=precision, **training)
         found, last = run.probabilities, run.b
     _refuse_nothing_learned(found, examples)
-    return replace(judge_labels(found, examples.labels, names=examples.names), b=last)
+    return _judged(found, examples.labels, examples.names, given, files=examples.files, b=last)
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
@@ -117,15 +121,51 @@ def _refuse_unused(options: dict[str, Any], beside: str) -> None:
             raise ValueError(f"{name} is of no use for {beside}; leave it out")
 
 
-def _for_the_scores_of(model: nn.Module, data: Any, names: Sequence[str] | None) -> Examples:
-    """The examples, with as many classes as the model has scores if labels are numbers."""
+def _judged(p: Array, labels: Array, names: Sequence[str], given: Any, **more: Any) -> LabelIssues:
+    """A judgement that knows the labels as they were given."""
+    return replace(
+        judge_labels(p, labels, names=names), values=_values(given, labels, names), **more
+    )
+
+
+def _values(given: Any, labels: Array, names: Sequence[str]) -> Array:
+    """The label of each class as its first example has it, or as an example of it would."""
+    found = plain_labels(given)
+    classes, first = np.unique(labels, return_index=True)
+    if found.dtype.kind in NUMBERS:
+        values = np.arange(len(names)).astype(np.uint64 if found.dtype == np.uint64 else np.int64)
+    else:
+        values = np.array(names, dtype=object)
+    values[classes] = found[first]
+    return values.astype(str) if all(isinstance(value, str) for value in values) else values
+
+
+def _read_once(data: Any, names: Sequence[str] | None) -> tuple[Any, Any, Sequence[str] | None]:
+    """Data that cost nothing to read again, labels as they were given, and names if known."""
+    if isinstance(data, Examples):
+        return data, data.labels, names
+    if isinstance(data, (str, os.PathLike)):
+        examples = read_examples(data, names=names)
+        return examples, np.array(examples.names)[examples.labels], None
+    inputs, given, own = parts_of_data(data, None)
+    return (inputs, given), given, own if names is None else names
+
+
+def _for_the_scores_of(
+    model: nn.Module, data: Any, names: Sequence[str] | None
+) -> tuple[Examples, Any]:
+    """The examples, with as many classes as the model has scores if labels are numbers.
+
+    And the labels as they were given.
+    """
+    data, given, names = _read_once(data, names)
     examples = _as_it_takes_them(model, read_examples(data, names=names))
     scores = scores_of_two(model, examples)
     classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
-    if names is None and classes > len(examples.names) and not isinstance(data, WITH_NAMES):
-        labels, known = read_given(data, classes)
-        return Examples(examples.inputs, labels, known, examples.files)
-    return examples
+    if names is None and classes > len(examples.names) and not isinstance(data, Examples):
+        labels, known = read_given((NO_INPUTS, given), classes)
+        examples = replace(examples, labels=labels, names=known)
+    return examples, given
 
 
 def _as_it_takes_them(model: nn.Module, examples: Examples) -> Examples:
@@ -138,14 +178,10 @@ def _as_it_takes_them(model: nn.Module, examples: Examples) -> Examples:
 
 def _refuse_nothing_learned(probabilities: Array, examples: Examples) -> None:
     """A network that gives labels no more than labels in another order knows nothing about them."""
-    n, labels = len(examples), examples.labels
-    own = probabilities[np.arange(n), labels].astype(np.float64)
-    shares = np.bincount(labels, minlength=probabilities.shape[1]) / n
-    by_chance = probabilities @ shares
-    gain = own - by_chance
-    if gain.mean() <= 2 * gain.std() / math.sqrt(n):
+    own, by_chance, errors = known_of_labels(probabilities, examples.labels)
+    if errors <= 2:
         raise ValueError(
             "the network has learned nothing about the labels: it gives them a probability of "
-            f"{own.mean():.3g} on average, and {by_chance.mean():.3g} to labels in random order; "
+            f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )

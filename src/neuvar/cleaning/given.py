@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.columns import names_of_columns, place_of, read_texts, row_numbers
+from neuvar.cleaning.inputs.labels import NUMBERS
 from neuvar.cleaning.issues import Array
 from neuvar.cleaning.numpy_files import name_among, names_in, read_named, read_npy
 
@@ -22,26 +23,28 @@ LABEL = "label"
 PLACES = ("file", "index")
 """Columns of a file of labels that say what a label belongs to."""
 
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?")
+_LONGEST = 18
+"""Signs of a whole number that int64 holds whatever they are."""
 
 
-def label_file(name: str, otherwise: str) -> Any:
+def label_file(name: str, otherwise: str) -> Array:
     """Labels from a file of their own, in the order of the examples."""
     path = Path(name)
     kind = path.suffix.lower()
     if not path.is_file() or kind not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
     if kind == ".npy":
-        return read_npy(path)
+        return plain_array(read_npy(path))
     if kind == ".npz":
         there = names_in(path)
         only = there if len(there) == 1 else LABELS
-        return read_named(path, name_among(only, path, "labels"))
+        return plain_array(read_named(path, name_among(only, path, "labels")))
     column = _column(path)
     if "index" in names_of_columns(path):
         rows = read_texts(path, ["index"])
-        return labels_by_place(path, "index", [str(i) for i in range(len(rows))])
-    return [row[column] for row in read_texts(path, [column])]
+        return spelled(labels_by_place(path, "index", [str(i) for i in range(len(rows))]))
+    return spelled([row[column] for row in read_texts(path, [column])])
 
 
 def _column(path: Path) -> str:
@@ -72,25 +75,34 @@ def labels_by_place(path: Path, what: str, places: Sequence[str]) -> list[str]:
     return [found[place] for place in places]
 
 
-def readable(labels: Any) -> Any:
-    """Labels as numbers if that is what their text spells, so that 10 comes after 9.
-
-    >>> readable(["9", "10"]), readable(["9", "010"])
-    (array([ 9, 10]), ['9', '010'])
-    """
+def plain_array(labels: Any) -> Array:
+    """Labels of what knows whether they are numbers or text; truth values become 0 and 1."""
     y = np.asarray(labels)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.dtype.kind == "b" or (y.dtype.kind == "U" and all(map(_WHOLE.fullmatch, y.ravel()))):
-        return y.astype(np.int64)
-    return y if isinstance(labels, np.ndarray) else labels
+    return y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
-def values_of(names: Sequence[str]) -> Array:
-    """The label of each class as it is kept in an array, a number if all of them are.
+def spelled(texts: Sequence[str]) -> Array:
+    """Labels of a CSV file, which has no types: numbers if all of them spell one, else text.
 
-    >>> values_of(["0", "7"]), values_of(["cat", "7"])
-    (array([0, 7]), array(['cat', '7'], dtype='<U3'))
+    Whole numbers may be spelled as pandas does if one of them was missing once.
+
+    >>> spelled(["9", "10"]), spelled(["9.0", "10.0"]), spelled(["9", "010"])
+    (array([ 9, 10]), array([ 9., 10.]), array(['9', '010'], dtype='<U3'))
     """
-    whole = all(map(_WHOLE.fullmatch, names))
-    return np.array([int(name) for name in names] if whole else names)
+    y = np.array(texts)
+    if not all(map(_NUMBER.fullmatch, texts)):
+        return y
+    if any("." in text or "e" in text for text in texts):
+        return y.astype(np.float64)
+    return y if any(len(text) > _LONGEST for text in texts) else y.astype(np.int64)
+
+
+def values_of(given: Array, names: Sequence[str]) -> Array:
+    """The label of each class as it is kept in an array: a number if those given are numbers.
+
+    >>> values_of(np.array([7.0, 0.0]), ["0", "7"]), values_of(np.array(["7", "0"]), ["0", "7"])
+    (array([0, 7]), array(['0', '7'], dtype='<U1'))
+    """
+    return np.array([int(name) for name in names] if given.dtype.kind in NUMBERS else names)

@@ -54,16 +54,19 @@ class LabelIssues:
     """What a network says about the labels of a data set.
 
     Attributes:
-        labels: the labels as they were given, int64, shape (n,).
+        labels: the label of each example as a class number from 0, as in cleanlab, int64, shape
+            (n,).
         probabilities: of each class for each example, float32 or float64, shape (n, classes).
         quality: between 0 and 1 for each example, as in cleanlab: the lower, the more likely the
             label is wrong.
-        suggested: the most probable class of each example, int64; its label if none is more
-            probable.
+        suggested: the number of the most probable class of each example, int64; its label if none
+            is more probable.
         flagged: whether the label is taken to be wrong, bool.
         noise_rate: the share of wrong labels, with its uncertainty.
         transition: how true classes turn into given labels, with its uncertainty.
         names: the name of each class.
+        values: the label of each class as it was given: a number, text or another object.
+        files: for images from a folder, the path of each below it; otherwise empty.
         b: scale of the noise at the end of the training; None if nothing was trained.
     """
 
@@ -75,6 +78,8 @@ class LabelIssues:
     noise_rate: NoiseRate
     transition: Transition = field(repr=False)
     names: tuple[str, ...]
+    values: Array
+    files: tuple[str, ...] = field(default=(), repr=False)
     b: float | None = None
 
     def __len__(self) -> int:
@@ -93,8 +98,9 @@ class LabelIssues:
 
     @property
     def cleaned(self) -> Array:
-        """The labels with those that are flagged replaced by what is suggested, int64."""
-        return np.where(self.flagged, self.suggested, self.labels)
+        """The labels as they were given, with flagged ones replaced by what is suggested."""
+        found: Array = self.values[np.where(self.flagged, self.suggested, self.labels)]
+        return found
 
     @property
     def pairs(self) -> Array:

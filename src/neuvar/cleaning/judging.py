@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,7 @@ def judge_labels(
         noise_rate=NoiseRate(rate, *wilson(rate, n, z), confidence),
         transition=_transition(np.where(flagged, suggested, y), y, classes, z, confidence),
         names=tuple(map(str, names)),
+        values=np.arange(classes),
     )
 
 
@@ -95,13 +97,25 @@ def _transition(true: Array, given: Array, classes: int, z: float, confidence: f
     """Shares of given labels among the examples of each true class, with Wilson's intervals."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, (true, given), 1)
-    sums = counts.sum(1)
-    with np.errstate(invalid="ignore"):
-        matrix = counts / sums[:, None]
-    low, high = np.full_like(matrix, np.nan), np.full_like(matrix, np.nan)
-    for i, j in np.argwhere(np.isfinite(matrix)):
-        low[i, j], high[i, j] = wilson(float(matrix[i, j]), float(sums[i]), z)
-    return Transition(matrix, low, high, confidence)
+    sums = counts.sum(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):  # nothing is known of an empty class
+        matrix = counts / sums
+        return Transition(matrix, *wilson(matrix, sums, z), confidence)
+
+
+def known_of_labels(p: Array, labels: Array) -> tuple[float, float, float]:
+    """What probabilities give labels on average, and labels in random order, and how sure that is.
+
+    The last number is by how many standard errors labels have more.
+    """
+    n = len(labels)
+    own = p[np.arange(n), labels].astype(np.float64)
+    shares = np.bincount(labels, minlength=p.shape[1]) / n
+    by_chance = np.einsum("nk,k->n", p, shares)  # without a copy of p in float64
+    gain = own - by_chance
+    # Where all classes are equally probable, nothing is left but what was rounded.
+    error = float(gain.std()) / math.sqrt(n) + 1e-9
+    return float(own.mean()), float(by_chance.mean()), float(gain.mean()) / error
 
 
 def checked_probabilities(value: Any) -> Array:

@@ -57,9 +57,11 @@ function drawMap() {
   const first = table.querySelector("[data-row]");
   if (first) first.tabIndex = 0;
   get("map").replaceChildren(table);
-  get("reading").textContent = view === "pairs"
+  const reading = view === "pairs"
     ? "How many labels of each class are flagged, and as what. Choose a cell to see its examples below."
     : "How likely a true class gets each label, in percent, as far as the network can tell. Choose a cell to see its flagged examples below.";
+  const part = names.length > MANY ? ` The map has the ${FEW} of ${count(names.length)} classes that are mixed up most.` : "";
+  get("reading").textContent = reading + part;
   mark();
 }
 

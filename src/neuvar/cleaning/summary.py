@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from neuvar.cleaning.files import Source
-from neuvar.cleaning.issues import Array, LabelIssues
+from neuvar.cleaning.issues import Array, LabelIssues, Transition
 
 MADE_BY = "neuvar clean"
 MOST_CLASSES = 12
 """Classes up to which the matrix is a table that a person can read."""
+MOST_ROWS = 50
+"""Classes up to which the summary for programs has the whole matrix."""
 SHOWN = 10
 """Rows of the tables of the worst."""
 
@@ -81,7 +83,7 @@ def versions() -> dict[str, str]:
 def summary(cleaning: Cleaning) -> dict[str, Any]:
     """What a program may want to know, ready for JSON."""
     source, issues = cleaning.source, cleaning.issues
-    rate, transition = issues.noise_rate, issues.transition
+    rate = issues.noise_rate
     return {
         "made_by": MADE_BY,
         "data": {"name": source.name, "kind": source.kind, "sha256": source.sha256},
@@ -94,18 +96,30 @@ def summary(cleaning: Cleaning) -> dict[str, Any]:
             "high": rate.high,
             "confidence": rate.confidence,
         },
-        "transition": {
-            "meaning": "probability of each given label (column) for each true class (row)",
-            "matrix": _rows(transition.matrix),
-            "low": _rows(transition.low),
-            "high": _rows(transition.high),
-            "confidence": transition.confidence,
-        },
+        "transition": _transition(issues.transition) | {"confidence": issues.transition.confidence},
         "settings": cleaning.settings,
         "seed": cleaning.settings.get("seed"),
         "command": cleaning.command,
         "versions": versions(),
         "seconds": round(cleaning.seconds, 3),
+    }
+
+
+def _transition(t: Transition) -> dict[str, Any]:
+    """The whole matrix with its intervals, or of many classes what is not 0."""
+    if len(t.matrix) <= MOST_ROWS:
+        return {
+            "meaning": "probability of each given label (column) for each true class (row)",
+            "matrix": _rows(t.matrix),
+            "low": _rows(t.low),
+            "high": _rows(t.high),
+        }
+    true, given = np.nonzero(np.nan_to_num(t.matrix))
+    shares = _rows(np.stack([x[true, given] for x in (t.matrix, t.low, t.high)], 1))
+    return {
+        "meaning": "number of a true class, number of a given label, probability of this label for "
+        "this class, lower and upper end of its interval; elements that are 0 are left out",
+        "elements": [[int(i), int(j), *row] for i, j, row in zip(true, given, shares, strict=True)],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
-from torch.nn.parameter import is_lazy
 
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import Array
@@ -19,10 +17,10 @@ from neuvar.data import Batches, normalization
 from neuvar.measures.batches import Generators
 from neuvar.measures.checks import whole_number
 from neuvar.optim import NVRMSGD
-from neuvar.optim.weights import held_clean
 from neuvar.train import fit
-from neuvar.train.evaluation import autocast, device_of, in_evaluation_mode, not_half
+from neuvar.train.evaluation import autocast, device_of, not_half
 from neuvar.train.loop import EpochsOfBatches
+from neuvar.train.preparing import check_trainable, clean_copy, make_layers, no_single
 
 DROPS = 3
 """The learning rate is divided by ten after each third of the training."""
@@ -62,12 +60,13 @@ def train_once(
 ) -> Trained:
     """Train a copy of the model, and keep what it makes of each example on the way."""
     epochs = whole_number("epochs", epochs, least=1)
+    check_trainable(model)
     check_scores(model, examples)
     trained = _copied(model).to(device).train()
     history = History(len(examples.labels), len(examples.names), torch.device(device))
     # Of dropout, and of layers yet to be made.
     with Generators(torch.device(device)).seeded(seed):
-        _make_layers(trained, examples)
+        make_layers(trained, lambda: trained(_inputs_of_two(examples, device_of(trained))))
         optimizer = NVRMSGD(
             trained.parameters(),
             lr=lr,
@@ -78,7 +77,7 @@ def train_once(
         )
         found = fit(
             trained,
-            feed(examples, _no_single(len(examples), batch_size), seed=seed, device=device),
+            feed(examples, no_single(len(examples), batch_size), seed=seed, device=device),
             optimizer,
             epochs=epochs,
             schedule=torch.optim.lr_scheduler.StepLR(optimizer, -(-epochs // DROPS)),
@@ -93,23 +92,7 @@ def train_once(
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy at clean weights that computes in float32, whatever the precision of the model."""
-    with held_clean(model.parameters()):
-        return copy.deepcopy(model).float()
-
-
-def _make_layers(model: nn.Module, examples: Examples) -> None:
-    """Let layers that are made by their first input see one."""
-    if any(map(is_lazy, model.parameters())):
-        with torch.no_grad(), in_evaluation_mode(model):
-            model(_inputs_of_two(examples, device_of(model)))
-
-
-def _no_single(count: int, size: int) -> int:
-    """A batch size that leaves no last batch of one example, which batch normalisation refuses."""
-    size = whole_number("batch_size", size, least=1)
-    while 1 < size < count and count % size == 1:
-        size += 1
-    return size
+    return clean_copy(model).float()
 
 
 class History:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -28,6 +29,8 @@ WRITTEN = frozenset(
 )
 """Files of a folder that may be replaced; one with any other file is left alone."""
 
+_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
+
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write tables, labels, summaries and the page into a folder.
@@ -38,9 +41,10 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
         top: how many flagged examples the page shows.
         overwrite: whether an earlier result may be replaced.
     """
+    issues = cleaning.issues
     contents = {
-        "issues.csv": _csv(issue_rows(cleaning.issues, cleaning.source)),
-        **_label_files(cleaning.source, cleaning.issues.cleaned),
+        "issues.csv": _csv(issue_rows(issues, cleaning.source)),
+        **_label_files(cleaning.source, np.where(issues.flagged, issues.suggested, issues.labels)),
         "summary.json": _json(summary(cleaning)),
         "summary.md": _bytes(summary_markdown(cleaning)),
         "index.html": _bytes(page(cleaning, top=top, folder=str(out))),
@@ -89,7 +93,9 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return _bytes(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    """JSON with a line for each row of numbers."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    return _bytes(_NUMBERS.sub(lambda row: " ".join(row[0].split()), text))
 
 
 def _bytes(text: str) -> bytes:

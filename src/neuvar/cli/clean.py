@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,14 @@ from typing import Any
 from neuvar.cleaning.files import Source, read_probabilities, read_source, with_classes
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import LabelIssues
+from neuvar.cleaning.judging import known_of_labels
 from neuvar.cleaning.summary import Cleaning, findings, printable, worst_pairs
 from neuvar.cleaning.writing import check_folder, write_cleaning, write_decided
 from neuvar.cli.columns import aligned
 from neuvar.cli.parsing import Commands, add_command, counted, whole
+from neuvar.cli.progress import training_progress
 from neuvar.cli.ready import checked_device
 from neuvar.cli.run import PRECISIONS
-from neuvar.cli.timing import about
 
 TRAINING: dict[str, Any] = {
     "b": "auto",
@@ -36,8 +35,6 @@ TRAINING: dict[str, Any] = {
 """How the network is trained unless told otherwise; without a training they mean nothing."""
 
 TOP = 500
-LINES = 10
-"""How often a training says how far it is where no bar can be shown."""
 
 
 def add_clean(commands: Commands) -> None:
@@ -98,8 +95,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
     add("--top", type=whole, metavar="N", help=f"examples on the page (default: {TOP})")
     add("--probabilities", type=Path, metavar="FILE",
-        help="of classes, .npy, .npz or .csv, one row an example, one column a class in sorted "
-        "order: judge by these, do not train")  # fmt: skip
+        help="of classes, .npy, .npz or .csv, one row an example, one column a class, sorted as "
+        "numbers or as text as the labels are: judge by these, do not train")  # fmt: skip
     add("--decisions", type=Path, metavar="FILE",
         help="from the page of an earlier result in DIR: write its labels with them")  # fmt: skip
 
@@ -144,11 +141,12 @@ def _clean(options: argparse.Namespace) -> int:
     check_folder(options.out, overwrite=options.overwrite)
     began = time.perf_counter()
     source = _source(options)
-    if source.left_out:
-        print(f"left out: {', '.join(source.left_out)}", flush=True)
+    left_out = printable(", ".join(source.left_out))
+    if left_out:
+        print(f"left out: {left_out}", flush=True)
     source, issues, settings = _judged(source, options)
-    if source.left_out:
-        settings["left_out"] = ", ".join(source.left_out)
+    if left_out:
+        settings["left_out"] = left_out
     cleaning = Cleaning(
         source=source,
         issues=issues,
@@ -221,7 +219,9 @@ def _judged(
         given = read_probabilities(options.probabilities, source.examples.names)
         source = with_classes(source, given.shape[1])
         e = _told(source.examples)
+        print(f"order of classes: {_order(e.names)}", flush=True)
         issues = find_label_issues(given, e.labels, names=e.names)
+        _refuse_other_order(issues)
         return source, issues, {"probabilities": str(options.probabilities)}
     from neuvar.cleaning.networks import network_for
 
@@ -229,12 +229,29 @@ def _judged(
     examples = standardised(_told(source.examples))
     network = network_for(examples, seed=options.seed)
     weights = sum(p.numel() for p in network.parameters())
-    with _progress() as progress:
+    with training_progress() as progress:
         issues = find_label_issues(network, examples, progress=progress, **how)
     said = {"network": f"{type(network).__name__}, {weights:,} weights", **how}
     if issues.b is not None and issues.b != options.b:
         said["b_at_the_end"] = float(f"{issues.b:.4g}")
     return source, issues, said
+
+
+def _order(names: Sequence[str], most: int = 8) -> str:
+    """The first few classes, and how many there are."""
+    shown = printable(", ".join(names[:most]))
+    return f"{shown}, … ({len(names):,} in all)" if len(names) > most else shown
+
+
+def _refuse_other_order(issues: LabelIssues) -> None:
+    """Probabilities that fit labels in random order better are those of other classes."""
+    own, by_chance, errors = known_of_labels(issues.probabilities, issues.labels)
+    if errors < -2:
+        raise ValueError(
+            f"--probabilities gives the labels {own:.3g} on average, less than labels in "
+            f"random order ({by_chance:.3g}): its columns must be the classes in this "
+            f"order: {_order(issues.names)}"
+        )
 
 
 def _told(examples: Examples) -> Examples:
@@ -256,37 +273,6 @@ def standardised(examples: Examples) -> Examples:
     # A feature that is always the same says nothing, and is 0.
     scaled = (exact - mean) / spread.where(spread > 0, spread.new_ones(()))
     return replace(examples, inputs=scaled.to(inputs.dtype))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar if a person is watching and rich is installed, else a line now and then."""
-    if sys.stdout.isatty():
-        try:
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-        except ImportError:
-            pass
-        else:
-            with Progress(
-                "training", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-            ) as bar:
-                task = bar.add_task("", total=1.0)
-                yield lambda share: bar.update(task, completed=share)
-            return
-    yield _Lines()
-
-
-class _Lines:
-    """Says how far a training is, a few times in all."""
-
-    def __init__(self) -> None:
-        self._began, self._said = time.monotonic(), 0
-
-    def __call__(self, share: float) -> None:
-        if self._said < int(LINES * share) < LINES:
-            self._said = int(LINES * share)
-            left = (time.monotonic() - self._began) * (1 - share) / share
-            print(f"trained to {share:.0%}, {about(left)} left", flush=True)
 
 
 def _tell(cleaning: Cleaning, out: Path) -> None:

@@ -1,10 +1,11 @@
-"""How a sweep is going: bars on a terminal, one line an event elsewhere."""
+"""How a sweep or a training is going: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,8 @@ from neuvar.cli.timing import Forecast, about, spoken
 from neuvar.engine import Event
 
 ENDS = ("finished", "diverged", "failed")
+LINES = 10
+"""How often a training says how far it is where no bar can be shown."""
 
 
 class Watch:
@@ -185,3 +188,34 @@ def watch(
         except ImportError:
             kind = Lines
     return kind(forecast, labels, total=total)
+
+
+@contextmanager
+def training_progress() -> Iterator[Callable[[float], None]]:
+    """A bar if a person is watching and rich is installed, else a line now and then."""
+    if sys.stdout.isatty():
+        try:
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+        except ImportError:
+            pass
+        else:
+            with Progress(
+                "training", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+            ) as bar:
+                task = bar.add_task("", total=1.0)
+                yield lambda share: bar.update(task, completed=share)
+            return
+    yield _TrainingLines()
+
+
+class _TrainingLines:
+    """Says how far a training is, a few times in all."""
+
+    def __init__(self) -> None:
+        self._began, self._said = time.monotonic(), 0
+
+    def __call__(self, share: float) -> None:
+        if self._said < int(LINES * share) < LINES:
+            self._said = int(LINES * share)
+            left = (time.monotonic() - self._began) * (1 - share) / share
+            print(f"trained to {share:.0%}, {about(left)} left", flush=True)

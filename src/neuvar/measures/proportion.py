@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, TypeVar
+
+import numpy as np
 
 from neuvar.measures.checks import probability, whole_number
+
+Number = TypeVar("Number", float, np.ndarray[Any, np.dtype[Any]])
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,21 @@ def normal_quantile(confidence: float) -> float:
     return -NormalDist().inv_cdf((1 - probability("confidence", confidence)) / 2)
 
 
-def wilson(share: float, of: float, z: float) -> tuple[float, float]:
-    """Wilson's score interval which reaches z standard errors to either side of a share."""
+def wilson(share: Number, of: Number, z: float) -> tuple[Number, Number]:
+    """Wilson's score interval which reaches z standard errors to either side of a share.
+
+    >>> low, high = wilson(np.array([0.0, 0.4, 1.0]), np.array(20.0), 1.96)
+    >>> low.round(3).tolist(), high.round(3).tolist()
+    ([0.0, 0.219, 0.839], [0.161, 0.613, 1.0])
+    """
     return _wilson_low(share, of, z), 1 - _wilson_low(1 - share, of, z)
 
 
-def _wilson_low(share: float, of: float, z: float) -> float:
+def _wilson_low(share: Number, of: Number, z: float) -> Number:
     # The roots of Wilson's quadratic have a product that is known: the smaller root from the
     # larger one loses no digits, and is 0 for a share of 0.
-    if share == 0:
-        return 0.0
-    root = math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    return share**2 / (share + z**2 / (2 * of) + z * root)
+    square = share * (1 - share) / of + (z / (2 * of)) ** 2
+    if isinstance(share, np.ndarray):
+        larger = share + z**2 / (2 * of) + z * np.sqrt(square)
+        return np.asarray(np.divide(share**2, larger, out=np.zeros_like(share), where=share != 0))
+    return share**2 / (share + z**2 / (2 * of) + z * math.sqrt(square)) if share else 0.0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,19 +19,28 @@ from neuvar.measures.checks import whole_number
 from neuvar.measures.curve import Curve, variability_curve
 from neuvar.measures.variability import neural_variability
 from neuvar.optim import NVRM
-from neuvar.optim.auto import SHARE
+from neuvar.optim.auto import LEAST, SHARE
 from neuvar.train.evaluation import Loss
+from neuvar.train.preparing import (
+    check_trainable,
+    clean_copy,
+    examples_in,
+    first_examples,
+    make_layers,
+    parts_of,
+    ready_batches,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FACTORS = tuple(2.0 ** (k / 2) for k in range(-4, 7))
 """Where the loss is looked at, times the scale that training led to: a quarter to eight times."""
-LOOKED_AT = 300
-"""On how many examples, at most."""
 DRAWS = 4
-LEAST = 0.01
-"""Share of the loss that must have been learned for its curve to say anything."""
+PASSES = len(FACTORS) * DRAWS + 4
+"""How often each example is looked at, the looks at clean weights included."""
+LOOKED_AT = (100, 300)
+"""On how many examples, at least and at most."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +98,30 @@ def find_b(
     noise: str = "gaussian",
     seed: int = 0,
 ) -> FoundB:
-    r"""Suggest b for a training, within a tenth of it.
+    r"""Suggest b for a training, at about a tenth of its cost.
 
-    A copy of the model is trained for a tenth of the epochs with ``b="auto"``. Then its loss is
+    A copy of the model is trained for a part of the epochs with ``b="auto"``. Then its loss is
     measured at scales of noise around the one that this led to, and b is taken where the curve
     becomes too steep for what was learned, by the rule of :class:`neuvar.optim.auto.AutoB`:
 
     .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 
+    The curve, on 100 to 300 examples, costs as much as training on 1,600 to 4,800. So with fewer
+    than 32,000 examples in all epochs together it is more than a tenth: a sixth with 15,000, a
+    third with 6,000.
+
     Args:
         model: any network; it is left as it is.
         loss: a mean over the examples of a batch.
-        data: a pair of tensors or arrays, a ``DataLoader``, or a list or another iterable of
-            batches that can be gone through many times. A batch is a tuple, whose last item is the
-            target, or a dict with a key such as ``"labels"``. Or a :class:`neuvar.data.Split`,
-            whose images become floats from 0 to 1, as :class:`neuvar.data.Batches` makes them.
+        data: a pair of tensors, arrays or lists of numbers, whose floats get the type of the
+            model's weights; a ``DataLoader``, or a list or another iterable of batches that can be
+            gone through many times. A batch is a tuple, whose last item is the target, or a dict
+            with a key such as ``"labels"``. Or a :class:`neuvar.data.Split`, whose images become
+            floats from 0 to 1, as :class:`neuvar.data.Batches` makes them.
         epochs: how many the real training will have.
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
             learning rate of .1 and a momentum of .9 by default.
-        batch_size: of a pair of tensors or a split.
+        batch_size: of a pair or a split; a little more where a last batch would have one example.
         noise: family of the noise.
         seed: of all that is random: noise, order and dropout.
 
@@ -122,25 +134,35 @@ def find_b(
     True
     """
     epochs = whole_number("epochs", epochs, least=1)
-    if isinstance(data, data_.Split):
-        data = data_.Batches(data, batch_size, seed=seed)
-    data = _shuffled(data, seed)
-    trained = copy.deepcopy(model).train()
-    inner = (optimizer or _plain_sgd)(trained.parameters())
-    noisy = NVRM(inner, b="auto", noise=noise, seed=seed)
-    batches = Batches(data, batch_size=batch_size, model=trained)
-    with Generators(batches.device, data).seeded(seed):
+    check_trainable(model)
+    trained = clean_copy(model).train()
+    batches = ready_batches(data, trained, batch_size, seed)
+    with Generators(batches.device, batches.batches).seeded(seed):
         count = _length(batches)
-        steps = max(1, epochs * count // 10)
         with closing(_forever(batches)) as stream:
-            some = _first(itertools.islice(stream, count), LOOKED_AT)
-        first = _clean_loss(trained, loss, some)
+            one = next(stream)
+            steps, examples = _affordable(epochs * count / 10, examples_in(one), count)
+            rest = itertools.islice(stream, count - 1)
+            some = first_examples(itertools.chain([one], rest), examples)
+        first = _first_loss(trained, loss, some)
+        inner = (optimizer or _plain_sgd)(trained.parameters())
+        noisy = NVRM(inner, b="auto", noise=noise, seed=seed)
+        groups = [group for group in noisy.param_groups if "auto" in group]
+        weights = [p for group in groups for p in group["params"] if p.requires_grad]
+        if not weights:
+            raise ValueError("optimizer has no trained weights whose b is to be found")
         with closing(_forever(batches)) as stream:
             _train(trained, loss, itertools.islice(stream, steps), noisy)
         noisy.eval()
-        b = noisy.param_groups[0]["b"]
         curve = variability_curve(
-            trained, loss, some, b=[b * f for f in FACTORS], draws=DRAWS, noise=noise, seed=seed
+            trained,
+            loss,
+            some,
+            b=[groups[0]["b"] * f for f in FACTORS],
+            draws=DRAWS,
+            noise=noise,
+            parameters=weights,  # as in training
+            seed=seed,
         )
     chosen, because = _chosen(curve, first)
     return FoundB(chosen, curve, first, steps, f"After {steps} steps {because}")
@@ -150,15 +172,19 @@ def _plain_sgd(params: Any) -> Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-def _shuffled(data: Any, seed: int) -> Any:
-    """A pair of tensors or arrays in random order; anything else has its own."""
-    if isinstance(data, (tuple, list)) and all(isinstance(part, np.ndarray) for part in data):
-        data = tuple(map(torch.from_numpy, data))
-    pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
-    if not pair or not all(part.ndim for part in data) or len(data[0]) != len(data[1]):
-        return data
-    order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(seed))
-    return tuple(part[order.to(part.device)] for part in data)
+def _affordable(steps: float, size: int, count: int) -> tuple[int, int]:
+    """How many steps to train and how many examples to look at for the cost of so many steps.
+
+    A pass forward is about a third of a step. Training keeps three quarters, and half where data
+    are few, since b comes out too small after little of it.
+
+    >>> _affordable(141, 128, 47), _affordable(12, 128, 4)
+    ((105, 282), (6, 100))
+    """
+    each = PASSES / 3 / max(size, 1)  # steps that it costs to look at an example
+    least, most = LOOKED_AT
+    examples = min(max(int(steps / 4 / each), least), most, max(size, 1) * count)
+    return max(int(steps - examples * each), math.ceil(steps / 2)), examples
 
 
 def _length(batches: Batches) -> int:
@@ -199,48 +225,13 @@ def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM
         optimizer.step()
 
 
-def _first(batches: Iterator[Any], examples: int) -> list[Any]:
-    """The first batches, which have about so many examples."""
-    found: list[Any] = []
-    left = examples
-    for batch in batches:
-        count = _examples(batch)
-        found.append(_cut(batch, count, left))
-        left -= count
-        if left <= 0:
-            break
-    return found
-
-
-def _parts(batch: Any) -> list[Any]:
-    """What a batch is made of."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return list(parts) if isinstance(batch, (Mapping, tuple, list)) else []
-
-
-def _examples(batch: Any) -> int:
-    """How many examples a batch has: the length of most of its tensors."""
-    lengths = [len(part) for part in _parts(batch) if isinstance(part, Tensor) and part.ndim]
-    return max(set(lengths), key=lengths.count) if lengths else 1
-
-
-def _cut(batch: Any, count: int, left: int) -> Any:
-    """The first examples of a batch of so many."""
-    cut = [
-        part[:left] if isinstance(part, Tensor) and part.ndim and len(part) == count else part
-        for part in _parts(batch)
-    ]
-    if isinstance(batch, Mapping):
-        return dict(zip(batch, cut, strict=True))
-    return tuple(cut) if cut else batch
-
-
-def _clean_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
-    """The loss before anything is trained."""
+def _first_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
+    """The loss before anything is trained, of a model that then has all its layers."""
     try:
+        make_layers(model, lambda: feed_batch(model, batches[0]))
         return neural_variability(model, loss, batches, b=0.0, draws=4).clean
     except RuntimeError as error:
-        kinds = {part.dtype for part in _parts(batches[0]) if isinstance(part, Tensor)}
+        kinds = {part.dtype for part in parts_of(batches[0]) if isinstance(part, Tensor)}
         if torch.uint8 not in kinds:
             raise
         raise ValueError(
@@ -256,8 +247,8 @@ def _chosen(curve: Curve, first: float) -> tuple[float, str]:
     learned = first - heights[0]
     if not learned > LEAST * abs(first):
         raise ValueError(
-            f"nothing was learned: the loss was {first:.3g} before and {heights[0]:.3g} after a "
-            "tenth of the training; try another learning rate, or more epochs"
+            f"nothing was learned: the loss was {first:.3g} before and {heights[0]:.3g} after "
+            "a short training; try another learning rate, or more epochs"
         )
     before = (logs[0], -1.0)
     for (x, low), (y, high) in itertools.pairwise(zip(logs, heights, strict=True)):

@@ -76,9 +76,9 @@ def read_examples(
     of ten. Labels may be of any kind that can be sorted.
 
     Images from a folder are grey if all are stored so, otherwise RGB; they are turned as their
-    camera says, and put on white where they are transparent. Each is scaled with antialiasing until
-    its longer side has ``size`` pixels, and lies in the middle of a black square: nothing is cut
-    off.
+    camera says, and put on white where they are transparent. Grey ones of 16 bits and more share
+    one range, of as many bits as the brightest needs. Each is scaled with antialiasing until its
+    longer side has ``size`` pixels, and lies in the middle of a black square: nothing is cut off.
 
     Args:
         data: one of
@@ -115,7 +115,7 @@ def read_examples(
         images, folders, known, files = read_folder(Path(data), size)
         labels, every = read_labels(folders, known if names is None else names)
         return Examples(images, labels, every, files)
-    inputs, given, own = _parts(data, size)
+    inputs, given, own = parts_of_data(data, size)
     labels, every = read_labels(given, own if names is None else names)
     found = _inputs(inputs, size)
     if len(found) != len(labels):
@@ -139,21 +139,21 @@ def read_given(
     if isinstance(data, (Examples, str, os.PathLike)):
         found = read_examples(data, names=names)
         return found.labels, found.names
-    given, own = (data, None) if _is_labels(data) else _parts(data, None)[1:]
+    given, own = (data, None) if is_labels(data) else parts_of_data(data, None)[1:]
     known = own if names is None else names
     if known is None and plain_labels(given).dtype.kind in NUMBERS:
         known = tuple(map(str, range(classes)))
     return read_labels(given, known)
 
 
-def _is_labels(data: Any) -> bool:
+def is_labels(data: Any) -> bool:
     """Whether data is labels alone, and no pair of two examples."""
     if isinstance(data, (list, tuple)):
         return all(isinstance(value, (str, Real)) or np.ndim(value) == 0 for value in data)
     return getattr(data, "ndim", None) == 1
 
 
-def _parts(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | None]:
+def parts_of_data(data: Any, size: int | None) -> tuple[Any, Any, Sequence[str] | None]:
     """Inputs, labels, and the names of the classes if the data know them."""
     if isinstance(data, Split):
         return data.images, data.labels, None

@@ -15,12 +15,15 @@ from neuvar.data.idx import open_regular
 NEEDS_PILLOW = 'reading images needs Pillow: pip install "neuvar[clean]"'
 
 KINDS = frozenset(
-    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+    (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 )
 """How the names of images end, in small or capital letters."""
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """What such a file may hold; Pillow knows others, for some of which it starts programs."""
+
+CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini"))
+"""What systems leave in folders, in small letters."""
 
 DIVISIONS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))
 """Names of folders that are parts of a data set rather than classes."""
@@ -32,15 +35,11 @@ def read_folder(
     """Images, the class of each, the names of all classes, and the file of each image.
 
     Classes are the folders in sorted order, also those without an image. Images may lie in folders
-    within them. What is hidden, and files whose names do not end as those of images do, are left
-    aside. A class may be a link to a folder elsewhere; links within a class are not followed.
+    within them. Files whose names do not end as those of images do are left aside.
     """
-    try:
-        names = _classes(folder)
-        files = [file for name in names for file in _images(folder, name)]
-    except OSError as error:
-        where = error.filename if error.filename is not None else folder
-        raise ValueError(f"{where} cannot be read: {error.strerror or error}") from None
+    there = files_in(folder)
+    names = tuple(name for name in there if name)
+    files = [file for name in names for file in there[name] if is_image(file)]
     if len(names) > 1 and DIVISIONS.issuperset(map(str.lower, names)):
         raise ValueError(
             f"{folder} must have a folder for each class, but {', '.join(names)} are parts of a "
@@ -55,18 +54,27 @@ def read_folder(
     return read_images(folder, files, size), classes, names, tuple(files)
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    here = folder.resolve(strict=True)
-    around = {here, *here.parents}
-    with os.scandir(folder) as entries:
-        found = [entry.name for entry in entries if entry.is_dir() and not _is_hidden(entry.name)]
-    # A link to where it lies, or above, would hold all classes once more.
-    return tuple(sorted(name for name in found if (folder / name).resolve() not in around))
+def files_in(folder: Path) -> dict[str, list[str]]:
+    """Files of each class from the folder on, in sorted order; under "" those beside the classes.
+
+    What is hidden is left aside. A class may be a link to a folder elsewhere; links within a class
+    are not followed.
+    """
+    try:
+        here = folder.resolve(strict=True)
+        with os.scandir(folder) as entries:
+            seen = {entry.name: entry.is_dir() for entry in entries if not _is_hidden(entry.name)}
+        # A link to where it lies, or above, would hold all classes once more.
+        around = {here, *here.parents}
+        classes = [name for name in seen if seen[name] and (folder / name).resolve() not in around]
+        beside = sorted(name for name in seen if not seen[name])
+        return {"": beside} | {name: _files(folder, name) for name in sorted(classes)}
+    except OSError as error:
+        where = error.filename if error.filename is not None else folder
+        raise ValueError(f"{where} cannot be read: {error.strerror or error}") from None
 
 
-def _images(folder: Path, name: str) -> list[str]:
-    """Files of a class, from the folder of all classes on, in sorted order."""
-
+def _files(folder: Path, name: str) -> list[str]:
     def refuse(error: OSError) -> None:
         raise error
 
@@ -74,16 +82,17 @@ def _images(folder: Path, name: str) -> list[str]:
     for here, folders, files in os.walk(folder / name, onerror=refuse):
         folders[:] = [inner for inner in folders if not _is_hidden(inner)]
         below = Path(here).relative_to(folder)
-        found += [
-            (below / file).as_posix()
-            for file in files
-            if not _is_hidden(file) and Path(file).suffix.lower() in KINDS
-        ]
+        found += [(below / file).as_posix() for file in files if not _is_hidden(file)]
     return sorted(found)
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name.lower() in CLUTTER
+
+
+def is_image(file: str) -> bool:
+    """Whether a file is called as images are."""
+    return Path(file).suffix.lower() in KINDS
 
 
 def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
@@ -108,7 +117,14 @@ def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
             f"{reason}"
         )
-    return squares(pictures, size)
+    images = squares(pictures, size)
+    lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))
+    if lowest.equal(highest):
+        raise ValueError(
+            f"the images in {folder} must differ, all pixels of all {len(files)} come out as "
+            f"{lowest.tolist()}"
+        )
+    return images
 
 
 def _read_one(path: Path, size: int | None) -> Array:
