@@ -73,9 +73,10 @@ def runs(row: str, seeds: int) -> list[Training]:
 
 
 def title(row: str) -> str:
-    """A row in words."""
+    """A row in words, which stay in one line of a table."""
     data, kind, rate = row.split("-")
-    return f"{SETS[data][0]}, {KINDS[kind]} {rate} %".replace(" ", "\N{NO-BREAK SPACE}")
+    words = f"{SETS[data][0]}, {KINDS[kind]} {rate} %"
+    return words.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 # Carrying out.
