@@ -9,7 +9,7 @@ import pytest
 
 from neuvar.cli import data as data_command
 from neuvar.cli import main
-from neuvar.data import NAMES, cache, catalogue
+from neuvar.data import NAMES, cache, catalogue, loading
 from neuvar.data.catalogue import ENTRIES
 from tests.official_files import cifar_archive, serve, small, write_batches, write_idx
 
@@ -168,7 +168,7 @@ def test_an_interrupt_is_not_a_crash(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data_command.loading, "obtain", interrupted)
+    monkeypatch.setattr(loading, "obtain", interrupted)
     assert run(capsys, "data", "get", "mnist") == (130, "", "neuvar: interrupted\n")
 
 

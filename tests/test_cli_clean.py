@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from neuvar.cleaning import finding, judge_labels
+from neuvar.cleaning import find_label_issues, judge_labels
 from neuvar.cleaning.inputs import Examples
-from neuvar.cli import main, progress
-from neuvar.cli.clean import TRAINING, standardised
+from neuvar.cli import label_issues, main, progress
+from neuvar.cli.clean import TRAINING
+from neuvar.cli.label_issues import standardised
 from neuvar.data import mnist_excerpt
 from neuvar.labels import corrupt
 
-REAL = finding.find_label_issues
 FILES = {"index.html", "issues.csv", "labels.csv", "labels.npy", "summary.json", "summary.md"}
 
 
@@ -78,7 +78,7 @@ class Finder:
 @pytest.fixture
 def finder(monkeypatch):
     made = Finder()
-    monkeypatch.setattr(finding, "find_label_issues", made)
+    monkeypatch.setattr(label_issues, "find_label_issues", made)
     return made
 
 
@@ -142,7 +142,7 @@ def test_options_reach_the_training(capsys, digits, finder):
 def test_defaults_are_those_of_the_library(capsys, digits, finder):
     assert neuvar(capsys, "clean", "digits.npz")[0] == 0
     assert finder.calls[0][2] == TRAINING
-    there = inspect.signature(REAL).parameters
+    there = inspect.signature(find_label_issues).parameters
     assert {name: there[name].default for name in TRAINING} == TRAINING
     said = json.loads(Path("out/clean/summary.json").read_text())
     assert said["settings"]["b"] == "auto"
@@ -442,7 +442,7 @@ def test_decisions_are_applied_without_training(capsys, digits, monkeypatch):
     given, truth = digits
     neuvar(capsys, "clean", "digits.npz", "--probabilities", "p.npy")
     finder = Finder()
-    monkeypatch.setattr(finding, "find_label_issues", finder)
+    monkeypatch.setattr(label_issues, "find_label_issues", finder)
     Path("decisions.csv").write_text(
         "index,given,suggested,decision,label\n4,0,1,reject,0\n11,0,2,other,1\n"
     )

@@ -16,6 +16,7 @@ import torch
 
 from neuvar.cli import carrying, main, ready
 from neuvar.cli import run as run_command
+from neuvar.data import cache, loading
 from neuvar.data.catalogue import ENTRIES
 from neuvar.data.errors import DataError
 from neuvar.engine import Event, Results, Summary
@@ -321,7 +322,7 @@ def test_missing_data_are_said_before_anything_starts(capsys, engine, needy, mon
     def missing(entry, **_):
         raise DataError(f"{entry.title} cannot be had: there is no network")
 
-    monkeypatch.setattr(ready.loading, "obtain", missing)
+    monkeypatch.setattr(loading, "obtain", missing)
     code, _, err = neuvar(capsys, "run", "labels")
     assert (code, engine.runs) == (2, [])
     assert err == (
@@ -337,10 +338,10 @@ def test_data_are_had_once_for_all(capsys, engine, needy, monkeypatch):
 
     def obtain(entry, *, folder):
         had.append((entry.name, folder))
-        return ready.loading.Obtained({}, "the web", is_new=len(had) == 1)
+        return loading.Obtained({}, "the web", is_new=len(had) == 1)
 
-    monkeypatch.setattr(ready.loading, "obtain", obtain)
-    monkeypatch.setattr(ready.cache, "store", lambda entry, arrays: kept.append(entry.name))
+    monkeypatch.setattr(loading, "obtain", obtain)
+    monkeypatch.setattr(cache, "store", lambda entry, arrays: kept.append(entry.name))
     assert neuvar(capsys, "run", "labels", "--only", "data=cifar100")[0] == 0
     assert (had, kept) == ([("cifar100", None)], ["cifar100"])
     assert neuvar(capsys, "run", "labels", "--data", "sets")[0] == 0

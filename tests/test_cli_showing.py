@@ -8,7 +8,7 @@ import webbrowser
 
 import pytest
 
-from neuvar.cli import bench, carrying, main
+from neuvar.cli import carrying, main, step_costs
 from neuvar.engine import Results
 from tests.cli_experiments import MADE, alone
 from tests.test_cli_run import Engine, line
@@ -237,7 +237,7 @@ def test_bench_compares_methods_in_one_run(capsys, here):
     assert (found["batch"], found["rounds"], found["device"]) == (2, 2, "cpu")
     assert list(found["networks"]) == ["mlp", "resnet-10"]
     for costs in found["networks"].values():
-        assert list(costs) == list(bench.METHODS)
+        assert list(costs) == list(step_costs.METHODS)
         assert (costs["plain"]["ratio"], costs["plain"]["low"]) == (1, 1)
         assert all(cost["low"] <= cost["ratio"] <= cost["high"] for cost in costs.values())
         assert all(cost["milliseconds"] > 0 for cost in costs.values())
@@ -263,14 +263,14 @@ def test_bench_refuses_what_it_cannot_do(capsys, arguments, sentence):
 
 
 def test_ratios_are_taken_round_by_round():
-    cost = bench._cost([2.0, 6.0, 40.0], [1.0, 2.0, 10.0])
+    cost = step_costs._cost([2.0, 6.0, 40.0], [1.0, 2.0, 10.0])
     assert (cost.low, cost.ratio, cost.high, cost.milliseconds) == (2.5, 3.0, 3.5, 6000.0)
-    assert bench._cost([3.0], [2.0]).ratio == 1.5
+    assert step_costs._cost([3.0], [2.0]).ratio == 1.5
 
 
 def places(name, monkeypatch, *, steps=2, moves=True):
     """The weights at which the gradients of a few steps of a method are taken."""
-    seen, prepared = [], bench._prepared
+    seen, prepared = [], step_costs._prepared
 
     def prepare(*arguments):
         model, inner, gradient = prepared(*arguments)
@@ -284,8 +284,8 @@ def places(name, monkeypatch, *, steps=2, moves=True):
         return model, inner, watched
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench, "_prepared", prepare)
-        step = bench.METHODS[name]("mlp", 2, "cpu")
+        patch.setattr(step_costs, "_prepared", prepare)
+        step = step_costs.METHODS[name]("mlp", 2, "cpu")
     for _ in range(steps):
         step()
     return seen
@@ -297,14 +297,14 @@ def distances(first, second):
 
 def test_methods_do_what_they_are_called(monkeypatch):
     """All take their first gradient at the same weights, and what follows is their own."""
-    seen = {name: places(name, monkeypatch) for name in bench.METHODS}
+    seen = {name: places(name, monkeypatch) for name in step_costs.METHODS}
     plain = seen["plain"]
     for found in seen.values():
         assert not any(gap.any() for gap in distances(found[0], plain[0]))
     assert not any(gap.any() for gap in distances(seen["plain, again"][1], plain[1]))
     for name in ("NVRM", "NVRM, naive"):
         noise = distances(seen[name][1], plain[1])
-        assert float(noise[0].std()) == pytest.approx(bench.B, rel=0.01)
+        assert float(noise[0].std()) == pytest.approx(step_costs.B, rel=0.01)
         assert len(seen[name]) == 2
     climb = distances(seen["SAM"][1], plain[0])
     assert float(sum(gap.square().sum() for gap in climb).sqrt()) == pytest.approx(0.05, rel=1e-3)
@@ -315,4 +315,4 @@ def test_methods_do_what_they_are_called(monkeypatch):
 def test_noise_is_taken_away_before_the_next_comes(monkeypatch, name):
     """Where the optimizer goes nowhere, the fourth noise is all that is left."""
     first, *_, last = places(name, monkeypatch, steps=5, moves=False)
-    assert float(distances(last, first)[0].std()) == pytest.approx(bench.B, rel=0.01)
+    assert float(distances(last, first)[0].std()) == pytest.approx(step_costs.B, rel=0.01)

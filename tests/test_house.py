@@ -13,6 +13,7 @@ import neuvar
 
 PACKAGE = Path(neuvar.__file__).parent
 HOUSE = [
+    "lazy",
     "noise",
     "optim",
     "guard",

@@ -5,40 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
-import statistics
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING
 
 from neuvar.cli.columns import aligned
 from neuvar.cli.parsing import Commands, add_command, counted
 from neuvar.cli.ready import checked_device
-from neuvar.models import NETWORKS, build
-from neuvar.optim import NVRM, SAM
+from neuvar.models import NETWORKS
 
-CLASSES = 10
-B = 1e-3
-"""Scale of the noise; the cost does not depend on it."""
-
-WARM_UP = 3
-"""Steps before the first that is timed."""
-
-TIMED = 2
-"""Steps that are timed together."""
-
-AGAIN = "plain, again"
-"""A second plain copy: how far it is from 1 is what this measurement cannot tell apart."""
-
-Step = Callable[[], None]
+if TYPE_CHECKING:
+    from neuvar.cli.step_costs import Cost
 
 
 def add_bench(commands: Commands) -> None:
@@ -70,140 +48,11 @@ examples:
     parser.set_defaults(run=_bench)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """A step of one method: its ratio to the plain optimizer, and its time.
-
-    Attributes:
-        ratio: median over the rounds.
-        low: lower quartile.
-        high: upper quartile.
-        milliseconds: median of the time itself.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    milliseconds: float
-
-
-def costs(network: str, *, batch: int, rounds: int, device: str) -> dict[str, Cost]:
-    """Time every method on one network, in turns."""
-    steps = {name: make(network, batch, device) for name, make in METHODS.items()}
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step()
-    taken: list[dict[str, float]] = []
-    order, rng = list(steps), random.Random(0)  # noqa: S311, no secret
-    for _ in range(rounds):
-        rng.shuffle(order)
-        taken.append({name: _seconds(steps[name], device) for name in order})
-    return {name: _cost([t[name] for t in taken], [t["plain"] for t in taken]) for name in steps}
-
-
-def _seconds(step: Step, device: str) -> float:
-    """Time of a step; the one before it brings the method's own weights back into the caches."""
-    step()
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(TIMED):
-        step()
-    _wait(device)
-    return (time.perf_counter() - begin) / TIMED
-
-
-def _wait(device: str) -> None:
-    """An accelerator works on while Python goes ahead."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    elif device == "mps":
-        torch.mps.synchronize()
-
-
-def _cost(taken: list[float], plain: list[float]) -> Cost:
-    ratios = [mine / theirs for mine, theirs in zip(taken, plain, strict=True)]
-    enough = ratios if len(ratios) > 1 else ratios * 2
-    low, ratio, high = statistics.quantiles(enough, n=4, method="inclusive")
-    return Cost(ratio, low, high, 1e3 * statistics.median(taken))
-
-
-def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimizer, Step]:
-    """A network, its plain optimizer and what computes a gradient; the same for every method."""
-    model = build(network, classes=CLASSES, seed=0).to(device)
-    shape = NETWORKS[network][2]
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(batch, *shape, generator=generator).to(device)
-    targets = torch.randint(CLASSES, (batch,), generator=generator).to(device)
-    inner: Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if network == "mlp":
-        inner = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    def gradient() -> None:
-        model.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-
-    return model, inner, gradient
-
-
-def _ordinary(network: str, batch: int, device: str, *, noisy: bool) -> Step:
-    """A step of the plain optimizer, or of NVRM around it."""
-    _, inner, gradient = _prepared(network, batch, device)
-    optimizer = NVRM(inner, b=B) if noisy else inner
-
-    def step() -> None:
-        gradient()
-        optimizer.step()
-
-    return step
-
-
-def _naive(network: str, batch: int, device: str) -> Step:
-    """The paper's update as one would write it down: subtract ε, step, draw and add a new one."""
-    model, inner, gradient = _prepared(network, batch, device)
-    generator = torch.Generator(device).manual_seed(2)
-    params = list(model.parameters())
-    noise = [torch.zeros_like(p) for p in params]
-
-    @torch.no_grad()
-    def move(params: list[nn.Parameter], noise: list[Tensor], sign: float) -> None:
-        for p, eps in zip(params, noise, strict=True):
-            p.add_(eps, alpha=sign * B)
-
-    def step() -> None:
-        gradient()
-        move(params, noise, -1)
-        inner.step()
-        for eps in noise:
-            eps.normal_(generator=generator)
-        move(params, noise, 1)
-
-    return step
-
-
-def _sam(network: str, batch: int, device: str) -> Step:
-    """SAM: a second gradient, at weights that the first one leads to."""
-    _, inner, gradient = _prepared(network, batch, device)
-    optimizer = SAM(inner, rho=0.05)
-
-    def step() -> None:
-        gradient()
-        optimizer.climb()
-        gradient()
-        optimizer.step()
-
-    return step
-
-
-METHODS: dict[str, Callable[[str, int, str], Step]] = {
-    "plain": partial(_ordinary, noisy=False),
-    AGAIN: partial(_ordinary, noisy=False),
-    "NVRM": partial(_ordinary, noisy=True),
-    "NVRM, naive": _naive,
-    "SAM": _sam,
-}
-
-
 def _bench(options: argparse.Namespace) -> int:
+    import torch
+
+    from neuvar.cli.step_costs import costs
+
     device = checked_device(options.device)
     found: dict[str, dict[str, Cost]] = {}
     for network in dict.fromkeys(options.network):
@@ -229,6 +78,8 @@ def _digits(number: float) -> str:
 
 
 def _write(options: argparse.Namespace, found: dict[str, dict[str, Cost]]) -> None:
+    import torch
+
     content = {
         "batch": options.batch,
         "rounds": options.rounds,

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from neuvar.cli.naming import labels
 from neuvar.cli.progress import watch
 from neuvar.cli.timing import Experience, Forecast, spoken
@@ -47,8 +45,14 @@ class Sweep:
 
     def lanes(self) -> int:
         """How many runs go on at a time, as far as this machine can tell."""
-        each = {"cpu": cores(), "cuda": torch.cuda.device_count()}.get(self.device, 1)
-        return min(self.workers or each, len(self.runs))
+        return min(self.workers or self._slots(), len(self.runs))
+
+    def _slots(self) -> int:
+        if self.device == "cuda":
+            import torch
+
+            return torch.cuda.device_count()
+        return cores() if self.device == "cpu" else 1
 
 
 def carry_through(sweep_: Sweep, *, quiet: bool) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from neuvar.cli.columns import aligned
 from neuvar.cli.parsing import Commands, add_command
-from neuvar.data import cache, folders, loading
 from neuvar.data.catalogue import ENTRIES, Entry
 from neuvar.data.classes import COARSE_NAMES
 from neuvar.data.errors import DataError
@@ -64,6 +63,8 @@ def _entries(names: Sequence[str]) -> list[Entry]:
 
 
 def _get(options: argparse.Namespace) -> int:
+    from neuvar.data import cache, loading  # imports torch
+
     for entry in _entries(options.names):
         began = time.perf_counter()
         obtained = loading.obtain(entry, folder=options.data)
@@ -95,6 +96,8 @@ def _list(options: argparse.Namespace) -> int:
 
 def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     """Every place of this machine where a data set lies, each once."""
+    from neuvar.data import cache, folders, loading  # imports torch
+
     local = loading.find_locally(entry, folder)
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
     found = [local, *(folders.find(entry, place) for place in system)]
@@ -112,6 +115,8 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
 
 def _verify(options: argparse.Namespace) -> int:
     """Read each copy; tell all that are damaged before failing."""
+    from neuvar.data import cache, folders  # imports numpy
+
     damaged = found = 0
     for entry in _entries(options.names) or ENTRIES.values():
         places = places_of(entry, options.data)

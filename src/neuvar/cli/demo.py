@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuvar.cli.carrying import Sweep, carry_through
 from neuvar.cli.columns import aligned, paragraph
@@ -12,7 +13,9 @@ from neuvar.cli.parsing import Commands, add_command, whole
 from neuvar.cli.selection import runs_of
 from neuvar.engine import Results
 from neuvar.experiments import EXPERIMENTS
-from neuvar.report import Claim, write
+
+if TYPE_CHECKING:
+    from neuvar.report import Claim
 
 SHOWN = ("forgetting", "pair-flips")
 
@@ -48,6 +51,8 @@ examples:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from neuvar.report import write  # imports numpy
+
     chosen = [EXPERIMENTS[name] for name in SHOWN]
     runs = runs_of(chosen, "smoke", options.trials)
     results = Results(options.out / "results" / "smoke.jsonl")

@@ -7,9 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from neuvar.data import cache, loading
 from neuvar.data.catalogue import ENTRIES, Entry
 from neuvar.data.errors import DataError
 from neuvar.experiments.runs import Run
@@ -26,6 +23,8 @@ def checked_device(name: str, *, elsewhere: bool = False) -> str:
         raise ValueError(f"--device must be cpu, cuda, cuda:N or mps, got {name!r}")
     if elsewhere or name == "cpu":
         return name
+    import torch
+
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise ValueError("--device mps is not available: this machine has no Apple GPU")
@@ -52,6 +51,8 @@ def check_data(runs: Sequence[Run], folder: Path | None) -> None:
 
     Every process then reads the same files, and none of them waits for a download.
     """
+    from neuvar.data import cache, loading  # imports torch
+
     for name, (entry, count) in entries_of(runs).items():
         try:
             obtained = loading.obtain(entry, folder=folder)

@@ -6,14 +6,16 @@ import argparse
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuvar.cli.columns import aligned, paragraph
 from neuvar.cli.parsing import Commands, add_command, add_results
 from neuvar.cli.selection import experiments
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
-from neuvar.report import Claim, gather, insert, load, write
-from neuvar.report.words import VERDICTS
+
+if TYPE_CHECKING:
+    from neuvar.report import Claim
 
 
 def add_report(commands: Commands) -> None:
@@ -52,6 +54,8 @@ examples:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from neuvar.report import gather, insert, load, write  # imports numpy
+
     chosen = experiments(options.names)
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
     if not any(claim.findings for claim in gather(lines, chosen, options.scale)):
@@ -73,6 +77,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:
     """Every claim with its verdict, as text in columns."""
+    from neuvar.report.words import VERDICTS
+
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:
         number, name = claim.experiment.number, claim.experiment.name

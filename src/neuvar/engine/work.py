@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
 from neuvar.engine.events import Kind
 from neuvar.engine.provenance import provenance
 from neuvar.engine.results import Line
@@ -49,6 +47,8 @@ class Job:
 
 def perform(job: Job, run: Run, *, checkpoint: Path, progress: Tell, writer: Any) -> Line:
     """Carry out a run and return the line to record."""
+    import torch
+
     if torch.get_num_threads() != job.threads:
         torch.set_num_threads(job.threads)
     origin = provenance(job.device, job.threads)  # before, since sources may change meanwhile

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from neuvar.experiments.place import Place
 from neuvar.experiments.runs import Run, Training
-from neuvar.experiments.sequence import carry_out_tasks
-from neuvar.experiments.training import carry_out_training
-from neuvar.train import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+    from neuvar.train import Checkpoint
 
 
 def carry_out(
@@ -47,6 +46,14 @@ def carry_out(
     >>> found["status"], len(found["curves"]["test_accuracy"])
     ('finished', 2)
     """
+    # Here, not above: ``neuvar list`` needs the experiments but not torch.
+    import torch
+
+    from neuvar.experiments.place import Place
+    from neuvar.experiments.sequence import carry_out_tasks
+    from neuvar.experiments.training import carry_out_training
+    from neuvar.train import Checkpoint
+
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
     place = Place(torch.device(device), data, checkpoint, progress, writer)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neuvar.experiments.runs import Run
-from neuvar.measures.estimate import student_quantile
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
 """Whose line it is, so that the same method has the same colour in every figure."""
@@ -147,6 +146,8 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     mean = statistics.fmean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return mean, -math.inf, math.inf
+    from neuvar.measures.estimate import student_quantile  # imports torch
+
     half = student_quantile(0.5 + confidence / 2, len(values) - 1)
     half *= statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half

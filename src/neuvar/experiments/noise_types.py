@@ -24,7 +24,6 @@ from neuvar.experiments.reading import (
     values,
 )
 from neuvar.experiments.runs import Run
-from neuvar.noise import std_from_b
 
 ROLES: dict[str, Role] = {"gaussian": "nvrm", "laplace": "third", "uniform": "fourth"}
 UNIFORM = (0.08,)
@@ -63,7 +62,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     ]
     plain = [r for r in results if not r.run.b]
     deviations = [
-        replace(line, x=tuple(std_from_b(line.label.lower(), b) for b in line.x)) for line in lines
+        replace(line, x=tuple(_deviation(line.label.lower(), b) for b in line.x)) for line in lines
     ]
     reach = sorted({x for line in deviations for x in line.x})
     return [
@@ -76,6 +75,12 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             log_x=True,
         ),
     ]
+
+
+def _deviation(noise: str, b: float) -> float:
+    from neuvar.noise import std_from_b  # imports torch
+
+    return std_from_b(noise, b)
 
 
 def _level(plain: Sequence[Result], at: Sequence[float], metric: str) -> Line:
@@ -94,7 +99,7 @@ def table(results: Sequence[Result]) -> Table:
                 (
                     noise,
                     number(b) + mark,
-                    f"{std_from_b(noise, b):.3f}".removeprefix("0"),
+                    f"{_deviation(noise, b):.3f}".removeprefix("0"),
                     str(len(found)),
                     cell(found, "test_accuracy"),
                     best(found, "test_accuracy"),

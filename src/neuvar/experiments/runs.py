@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 HOW = ("precision", "channels_last", "compile")
@@ -184,7 +184,8 @@ KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks":
 def as_dict(run: Recipe) -> dict[str, Any]:
     """A run as a JSON object."""
     kind = next(name for name, known in KINDS.items() if type(run) is known)
-    return {"kind": kind} | {k: list(v) if type(v) is tuple else v for k, v in asdict(run).items()}
+    values = {field.name: getattr(run, field.name) for field in fields(run)}
+    return {"kind": kind} | {k: list(v) if type(v) is tuple else v for k, v in values.items()}
 
 
 def from_dict(found: dict[str, Any]) -> Run:

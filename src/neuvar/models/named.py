@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from neuvar import models
 
-from neuvar.models.images import ImageNetwork
-from neuvar.models.mobilenet import mobilenet_v2
-from neuvar.models.perceptron import mlp
-from neuvar.models.residual import resnet
-from neuvar.models.seeded import checked_size, checked_sizes
-from neuvar.models.stacked import vgg
+if TYPE_CHECKING:
+    from torch import nn
+
+    from neuvar.models.images import ImageNetwork
 
 
 def _mlp(shape: tuple[int, ...], *, classes: int, seed: int, width: int) -> nn.Module:
+    from neuvar.models.seeded import checked_size
+
     hidden, scores = checked_size("width", width), checked_size("classes", classes)
-    return mlp((math.prod(shape), hidden, hidden, scores), seed=seed)
+    return models.mlp((math.prod(shape), hidden, hidden, scores), seed=seed)
 
 
-def _on_images(network: Callable[..., ImageNetwork], *layout: Any) -> Callable[..., nn.Module]:
+def _on_images(network: str, *layout: Any) -> Callable[..., nn.Module]:
+    """A maker of networks; ``network`` is a function of ``models``, imported when it is called."""
+
     def make(shape: tuple[int, ...], **options: Any) -> nn.Module:
         if len(shape) != 3:
             raise ValueError(f"shape must be (channels, height, width), got {shape}")
-        model = network(*layout, channels=shape[0], **options)
+        model: ImageNetwork = getattr(models, network)(*layout, channels=shape[0], **options)
         model.check(*shape)
         return model
 
@@ -34,12 +36,12 @@ def _on_images(network: Callable[..., ImageNetwork], *layout: Any) -> Callable[.
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], int, tuple[int, ...]]] = {
     "mlp": (_mlp, 1024, (1, 28, 28)),
-    "resnet-10": (_on_images(resnet, (1, 1, 1, 1)), 16, (3, 32, 32)),
-    "resnet-18": (_on_images(resnet, (2, 2, 2, 2)), 64, (3, 32, 32)),
-    "resnet-34": (_on_images(resnet, (3, 4, 6, 3)), 64, (3, 32, 32)),
-    "vgg-11": (_on_images(vgg, (1, 1, 2, 2, 2)), 16, (3, 32, 32)),
-    "vgg-16": (_on_images(vgg, (2, 2, 3, 3, 3)), 64, (3, 32, 32)),
-    "mobilenet-v2": (_on_images(mobilenet_v2), 32, (3, 32, 32)),
+    "resnet-10": (_on_images("resnet", (1, 1, 1, 1)), 16, (3, 32, 32)),
+    "resnet-18": (_on_images("resnet", (2, 2, 2, 2)), 64, (3, 32, 32)),
+    "resnet-34": (_on_images("resnet", (3, 4, 6, 3)), 64, (3, 32, 32)),
+    "vgg-11": (_on_images("vgg", (1, 1, 2, 2, 2)), 16, (3, 32, 32)),
+    "vgg-16": (_on_images("vgg", (2, 2, 3, 3, 3)), 64, (3, 32, 32)),
+    "mobilenet-v2": (_on_images("mobilenet_v2"), 32, (3, 32, 32)),
 }
 """How each is made, and the width and the shape of one input that it has unless told otherwise.
 
@@ -72,6 +74,8 @@ def build(
     >>> sum(p.numel() for p in model.parameters())
     308538
     """
+    from neuvar.models.seeded import checked_sizes
+
     if name not in NETWORKS:
         raise ValueError(f"name must be one of {', '.join(NETWORKS)}, got {name!r}")
     make, own_width, own_shape = NETWORKS[name]
