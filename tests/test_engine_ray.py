@@ -154,7 +154,8 @@ def start(folder, cluster, work):
 def test_a_node_is_killed_and_every_run_is_recorded_once(cluster, tmp_path):
     for _ in range(2):
         cluster.add()
-    work = [*runs(8, lr=0.5), *runs(1, "diverges"), *runs(1, "raises")]
+    # No run ends before the node is killed, however late that is on a busy machine.
+    work = [*runs(8, "until enough", lr=0.1), *runs(1, "diverges"), *runs(1, "raises")]
     driver = start(tmp_path, cluster, work)
     victim = cluster.raylet(1)
 
@@ -169,14 +170,17 @@ def test_a_node_is_killed_and_every_run_is_recorded_once(cluster, tmp_path):
         ]
 
     assert soon(lambda: begun() or driver.poll() is not None, 150)
-    interrupted = begun()
+    interrupted, workers = begun(), children(victim)
     os.kill(victim, signal.SIGKILL)
+    assert soon(lambda: not any(map(command, workers)), 60)
+    (tmp_path / "data" / "enough").touch()
     out, err = driver.communicate(timeout=180)
     assert driver.returncode == 0, err
     assert interrupted
     summary = json.loads(out.splitlines()[-1])
     fine, diverges, raises = (
-        [run.key for run in work if run.model == model] for model in ("fine", "diverges", "raises")
+        [run.key for run in work if run.model == model]
+        for model in ("until enough", "diverges", "raises")
     )
     found = lasting(tmp_path / "x.jsonl")  # no key is there twice
     assert sorted(found) == sorted(fine + diverges)

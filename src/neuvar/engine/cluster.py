@@ -27,7 +27,9 @@ from neuvar.experiments.runs import Run
 RETRIES = 5
 """How often Ray begins a run again whose process or machine has died."""
 PATIENCE = 10.0
-"""Seconds to wait for an answer: of the cluster, or of the board, on which no result depends."""
+"""Seconds to wait for an answer of the cluster."""
+BOARD_PATIENCE = 60.0
+"""Seconds to wait for an answer of the board. It starts slowly on a busy machine."""
 
 
 class Board:
@@ -76,6 +78,7 @@ class Fleet:
             raise ValueError(f"device is {job.device!r}, but the Ray cluster has no {self._unit}")
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_on_node)
         self._board = self._put_up_board()
+        self._notes: Any = None
         self._away: dict[Any, tuple[Run, Claim]] = {}
         self._writers: dict[str, Any] = {}
         self._todo = Todo([])
@@ -160,23 +163,36 @@ class Fleet:
         self._tally.tell(kind, run, 1.0, reason)
 
     def _read_board(self) -> None:
-        """Pass on what runs have told of themselves."""
+        """Pass on what runs have told of themselves, each run's events in order."""
         runs = {run.key: run for run, _ in self._away.values()}
-        notes = []
-        with contextlib.suppress(self._ray.exceptions.RayError):  # the next time will do
-            notes = self._ray.get(self._board.take.remote(), timeout=PATIENCE)
-        for key, kind, what in notes:
+        for key, kind, what in self._take_notes():
             run = runs.get(key)
             if run is None:
                 continue
             if kind == "scalar":
                 self._write(key, what)
-            elif kind == "started":
+                continue
+            # The note that a run started is lost if its machine could not reach the board.
+            if kind == "started" or not self._tally.started(run):
                 again = self._tally.started(run)
                 why = "again: its process or its machine died" if again else ""
                 self._tally.tell("started", run, 0.0, why)
-            else:
+            if kind == "progress":
                 self._tally.tell("progress", run, what)
+
+    def _take_notes(self) -> list[tuple[str, str, Any]]:
+        """All notes since the last time; none if the board does not answer in time."""
+        if self._notes is None:
+            self._notes = self._board.take.remote()
+        notes = []
+        try:
+            notes = self._ray.get(self._notes, timeout=BOARD_PATIENCE)
+        except self._ray.exceptions.GetTimeoutError:
+            return []  # keep the request: its answer is the only copy of these notes
+        except self._ray.exceptions.RayError:
+            pass  # the board died; no result depends on it
+        self._notes = None
+        return list(notes)
 
     def _write(self, key: str, scalar: tuple[str, float, int]) -> None:
         """Write what a run measured to TensorBoard's file."""
@@ -302,5 +318,5 @@ def _on_node(job: Job, run: Run, board: Any, folder: str, tensorboard: bool) -> 
     # Notes arrive in their order: when this one has, all have.
     ray = require_ray()
     with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(board.put.remote(), timeout=PATIENCE)
+        ray.get(board.put.remote(), timeout=BOARD_PATIENCE)
     return found
