@@ -36,7 +36,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-import neuvar
 from neuvar import NVRM
 
 WORLDS = (2, 1, 3)
@@ -120,10 +119,12 @@ WRAPS: dict[str, Callable[[nn.Sequential], nn.Module]] = {
 
 
 def build(
-    wrap: str, inner: str = "momentum", *, start: int = 0, **arguments: Any
+    wrap: str, inner: str = "momentum", *, start: int = 0, known: bool = False, **arguments: Any
 ) -> tuple[nn.Module, NVRM]:
+    """A wrapped network and its optimizer, which may know the network."""
     model = WRAPS[wrap](network(start))
-    return model, NVRM(INNERS[inner](model.parameters()), **SETTINGS, **arguments)
+    given = {"model": model} if known else {}
+    return model, NVRM(INNERS[inner](model.parameters()), **SETTINGS, **given, **arguments)
 
 
 # What is looked at.
@@ -174,7 +175,7 @@ def same_data(folder: Path, **how: Any) -> Any:
     """Train all ranks on the same data."""
     model, optimizer = build(**how)
     train(model, optimizer, range(STEPS))
-    return snapshot(optimizer) | {"noise": noise(optimizer)}
+    return snapshot(optimizer) | {"noise": [] if how.get("known") else noise(optimizer)}
 
 
 def different_data(folder: Path, **how: Any) -> Any:
@@ -186,7 +187,8 @@ def different_data(folder: Path, **how: Any) -> Any:
         gradients.append([full(p.grad) for p in parameters(optimizer)])
         optimizer.step()
         optimizer.zero_grad()
-    return snapshot(optimizer) | {"gradients": gradients, "noise": noise(optimizer)}
+    found = snapshot(optimizer) | {"gradients": gradients}
+    return found | {"noise": [] if how.get("known") else noise(optimizer)}
 
 
 def controlled(folder: Path, ranks: str) -> Any:
@@ -197,8 +199,8 @@ def controlled(folder: Path, ranks: str) -> Any:
     for step in range(STEPS):
         x, y = batch(step, dist.get_rank())
         loss = (model(x) - y).square().mean()
+        optimizer.report_loss(loss)
         loss.backward()
-        optimizer.tell(loss)
         optimizer.step()
         optimizer.zero_grad()
         scales.append(optimizer.param_groups[0]["b"])
@@ -247,19 +249,32 @@ def refused(folder: Path) -> Any:
     return found
 
 
-def guarded(folder: Path, **how: Any) -> Any:
-    """Take and give back the state of a guarded model while its weights are perturbed."""
-    model, optimizer = build(**how)
-    neuvar.guard(model, optimizer)
-    train(model, optimizer, FIRST)
+def at_rest(folder: Path, **how: Any) -> Any:
+    """Look at a known model between steps, and between a forward pass and its backward pass."""
+    model, optimizer = build(known=True, **how)
+    twin, other = build(known=True, **how)
+    x, y = batch(7)
+    found: dict[str, Any] = {}
+    for net, opt in ((twin, other), (model, optimizer)):
+        train(net, opt, FIRST)
+        loss = (net(x) - y).square().mean()
+        if net is model:
+            found["mid"] = [full(value) for value in model.state_dict().values()]
+            with torch.no_grad():
+                found["evaluated"] = model.eval()(x)
+            model.train()
+        loss.backward()
+        opt.step()
+    found["later"] = weights(optimizer)
     state = model.state_dict()
-    found = snapshot(optimizer) | {
-        "kinds": sorted({type(value).__name__ for value in state.values()}),
-        "state": [full(value) for value in state.values()],
-    }
-    train(model, optimizer, REST)
-    model.load_state_dict(state)
-    return found | {"later": weights(optimizer), "loaded": clean(optimizer)}
+    found["kinds"] = sorted({type(value).__name__ for value in state.values()})
+    found["state"] = [full(value) for value in state.values()]
+    found["undisturbed"] = weights(other)
+    plain, alone = build("plain", mode=how["mode"])
+    train(plain, alone, FIRST)
+    with torch.no_grad(), alone.denoised():
+        found["expected"] = plain(x)
+    return found
 
 
 def from_rank_0(folder: Path, denoised: bool) -> Any:
@@ -300,20 +315,18 @@ def materialised(folder: Path, wrap: str, inner: str, mode: str) -> Any:
     return {"moments": moments, "went on": snapshot(optimizer), "never asked": snapshot(other)}
 
 
-def checkpoint(folder: Path, flatten: bool, denoised: bool, guard: bool = False, **how: Any) -> Any:
+def checkpoint(folder: Path, flatten: bool, denoised: bool, **how: Any) -> Any:
     """Save in torch's way, load into a fresh model and optimizer, and train both on."""
     model, optimizer = build(**how)
-    if guard:
-        neuvar.guard(model, optimizer)
     train(model, optimizer, FIRST)
-    path = _path(folder, dist.get_world_size(), flatten, denoised, guard, **how)
+    path = _path(folder, dist.get_world_size(), flatten, denoised, **how)
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     with optimizer.denoised() if denoised else nullcontext():
         states = get_state_dict(model, optimizer, options=options)
         dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=path)
     train(model, optimizer, REST)
     return {
-        "resumed": _resumed(path, flatten, guard, **how),
+        "resumed": _resumed(path, flatten, **how),
         "went on": snapshot(optimizer),
         "never saved": never_saved(**how),
     }
@@ -321,7 +334,7 @@ def checkpoint(folder: Path, flatten: bool, denoised: bool, guard: bool = False,
 
 def resharded(folder: Path, flatten: bool, saved: str, wrap: str, **how: Any) -> Any:
     """Resume what two ranks have saved while perturbed."""
-    path = _path(folder, 2, flatten, False, False, wrap=saved, **how)
+    path = _path(folder, 2, flatten, False, wrap=saved, **how)
     return _resumed(path, flatten, wrap=wrap, **how)
 
 
@@ -344,22 +357,17 @@ def _path(folder: Path, *what: Any, **how: Any) -> Path:
     return folder / "-".join(map(str, [*what, *how.values()]))
 
 
-def _resumed(path: Path, flatten: bool, guard: bool = False, **how: Any) -> dict[str, Any]:
+def _resumed(path: Path, flatten: bool, **how: Any) -> dict[str, Any]:
     model, optimizer = build(start=1, **how)
-    if guard:
-        neuvar.guard(model, optimizer)
+    for step in FIRST:  # having seen gradients once, DDP adds them up in another order
+        backward(model, step)
+    optimizer.zero_grad()
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
-    # A guarded model's state is a clean copy, which is put in after the optimizer has its own.
-    with optimizer.denoised() if guard else nullcontext():
-        states = get_state_dict(model, optimizer, options=options)
-        dcp.load({"model": states[0], "optimizer": states[1]}, checkpoint_id=path)
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=states[0],
-            optim_state_dict=states[1],
-            options=options,
-        )
+    states = get_state_dict(model, optimizer, options=options)
+    dcp.load({"model": states[0], "optimizer": states[1]}, checkpoint_id=path)
+    set_state_dict(
+        model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options
+    )
     train(model, optimizer, REST)
     return snapshot(optimizer)
 
@@ -395,6 +403,8 @@ BOTH, MODES, SAMPLERS, WRAPPED = (
 PLAN = [
     *_each(different_data, mode=MODES, sampler=SAMPLERS, ranks="shared"),
     *_each(different_data, mode="exact", sampler=SAMPLERS, ranks="per_rank"),
+    *_each(different_data, mode="exact", sampler="table", ranks=["shared", "per_rank"], known=True),
+    *_each(same_data, wrap="fsdp", mode=MODES, sampler="table", known=True),
     *_each(same_data, wrap="fsdp", mode=MODES, sampler=SAMPLERS),
     *_each(same_data, wrap="fsdp by columns", mode="exact", sampler=SAMPLERS),
     *_each(same_data, wrap="fsdp by columns", mode="replay", sampler="table"),
@@ -403,7 +413,7 @@ PLAN = [
     *_each(evaluated, wrap=[*WRAPPED, "fsdp at once"]),
     *_each(refused),
     *_each(changed, wrap=WRAPPED),
-    *_each(guarded, wrap=WRAPPED, mode=MODES),
+    *_each(at_rest, wrap=[*WRAPPED, "fsdp at once"], mode=MODES),
     *_each(from_rank_0, denoised=BOTH),
     *_each(materialised, worlds=(2,), wrap=WRAPPED, inner=["sgd", "adam"], mode=MODES),
     *_each(gathered, worlds=(2,), wrap=WRAPPED, inner="adam", mode=MODES),
@@ -432,10 +442,10 @@ PLAN = [
         worlds=(2,),
         flatten=False,
         denoised=False,
-        guard=True,
         wrap=WRAPPED,
-        inner="sgd",
+        inner="adam",
         mode=MODES,
+        known=True,
     ),
     *_each(
         resharded,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neuvar import NVRM, PSGD, NVRMAdam, guard
+from neuvar import NVRM, NVRMSGD, PSGD, NVRMAdam
 from neuvar.continual import EWC, MAS, SI, diagonal_fisher, output_sensitivity, split_tasks
 from neuvar.continual.quadratic import _Term
 from neuvar.data import mnist_excerpt
@@ -469,7 +469,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(method, name, stop):
     """In the first task, between two tasks, and in the second task."""
     tasks = [0, 1, 2]
     whole = begin()
-    learn(whole, OPTIMIZERS[name](whole.parameters()), METHODS[method](10.0), tasks)
+    never_killed = OPTIMIZERS[name](whole.parameters())
+    learn(whole, never_killed, METHODS[method](10.0), tasks)
 
     model, penalty = begin(), METHODS[method](10.0)
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -616,15 +617,26 @@ class TestCleanWeights:
         error = found.std(0) / 2000**0.5
         assert ((found.mean(0) - expected) / error).abs().max() < 4.5
 
-    def test_a_guarded_model_in_evaluation_mode(self):
-        model, optimizer = self.perturbed()
-        guard(model, optimizer)
-        penalty = EWC(40.0)
-        penalty.after_task(model, inputs(0))
-        model.eval()
-        assert penalty(model).item() == 0
-        model.train()
-        assert penalty(model).item() > 0
+    @pytest.mark.parametrize("method", [EWC, SI])
+    def test_a_known_model_is_pulled_as_one_that_carries_its_noise(self, method):
+        found = []
+        for known in (True, False):
+            model, penalty = toy.network(dtype=torch.float64), method(40.0)
+            optimizer = NVRMSGD(model if known else model.parameters(), lr=0.01, b=0.1)
+            for task in range(2):
+                for step in range(4):
+                    optimizer.zero_grad()
+                    x, y = toy.batch(step, torch.float64)
+                    loss = (model(x) - y).square().mean() + penalty(model)
+                    loss.backward()
+                    optimizer.step()
+                    penalty.after_step(model)
+                penalty.after_task(model, inputs(task))
+            value = penalty(model).item()
+            with optimizer.denoised():
+                assert penalty(model).item() < value
+                found.append([*toy.weights(model), torch.tensor(value)])
+        assert toy.same(*found)
 
 
 class Heads(nn.Module):

@@ -62,12 +62,12 @@ def found(request, reports) -> Found:
 
 
 def cases(check: Callable[..., Any], **wanted: Any) -> pytest.MarkDecorator:
-    """Look at each case of a check that is planned with the wanted options."""
+    """Look at each case of a check that is planned with the wanted options (None: not given)."""
     planned = [
         pytest.param((check, how, world), id=f"{world}, {worker.label(check, how)}")
         for other, how, worlds in worker.PLAN
         for world in sorted(worlds)
-        if other is check and wanted.items() <= how.items()
+        if other is check and all(how.get(key) == value for key, value in wanted.items())
     ]
     assert planned
     return pytest.mark.parametrize("found", planned, indirect=True)
@@ -97,7 +97,15 @@ def test_shared_noise_and_clean_weights_are_the_same_on_all_ranks(found):
             assert same(other[what], first[what]), what
 
 
-@cases(worker.different_data, ranks="per_rank")
+@cases(worker.different_data, ranks="per_rank", mode="exact", sampler="table", known=True)
+def test_clean_weights_of_a_known_model_are_the_same_on_all_ranks(found):
+    first, *others = found.ranks
+    for other in others:
+        assert same(other["clean"], first["clean"])
+        assert same(other["perturbed"], first["clean"])
+
+
+@cases(worker.different_data, ranks="per_rank", known=None)
 def test_own_noise_differs_between_ranks_and_clean_weights_do_not(found):
     first, *others = found.ranks
     for other in others:
@@ -107,7 +115,7 @@ def test_own_noise_differs_between_ranks_and_clean_weights_do_not(found):
                 assert not torch.isclose(mine, theirs).any(), what
 
 
-@cases(worker.different_data, ranks="per_rank")
+@cases(worker.different_data, ranks="per_rank", known=None)
 def test_rank_0_has_the_noise_of_a_single_process(found):
     single = worker.same_data(Path(), wrap="plain", sampler=found.how["sampler"])
     assert same(found.ranks[0]["noise"], single["noise"])
@@ -178,8 +186,12 @@ def test_a_scale_that_sets_itself_is_the_same_on_all_ranks(found):
 def test_sharded_training_equals_that_of_a_single_process(found):
     single = worker.same_data(Path(), **found.how | {"wrap": "plain"})
     for rank in found.ranks:
-        assert same(rank["noise"], single["noise"])
-        assert_close(rank, single)
+        if found.how.get("known"):
+            assert_close(rank["clean"], single["clean"])
+            assert same(rank["perturbed"], rank["clean"])
+        else:
+            assert same(rank["noise"], single["noise"])
+            assert_close(rank, single)
 
 
 @cases(worker.evaluated)
@@ -195,15 +207,14 @@ def test_weights_changed_while_perturbed_are_refused(found):
         assert "was changed while it carried noise" in complaint
 
 
-@cases(worker.guarded)
-def test_a_guarded_model_shows_clean_weights_while_perturbed(found):
-    kind = "DTensor" if found.how["wrap"] == "fsdp" else "Tensor"
+@cases(worker.at_rest)
+def test_a_known_model_is_clean_at_rest_and_in_the_midst_of_a_step(found):
+    kind = "DTensor" if "fsdp" in found.how["wrap"] else "Tensor"
     for rank in found.ranks:
         assert rank["kinds"] == [kind]
-        assert same(rank["state"], rank["clean"])
-        assert_close(rank["loaded"], rank["clean"])
-        for what in ("perturbed", "later"):
-            assert not any(map(torch.equal, rank[what], rank["clean"]))
+        assert same(rank["state"], rank["later"])
+        assert_close(rank["evaluated"], rank["expected"])
+        assert same(rank["later"], rank["undisturbed"])
 
 
 # Checkpoints.

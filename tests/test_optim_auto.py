@@ -42,14 +42,19 @@ def problem(seed=0):
     return model, x, y
 
 
+def worth(loss, value):
+    """A loss with the same gradient and another value."""
+    return loss + (value - loss.detach())
+
+
 def train(model, optimizer, x, y, steps, *, factor=1.0):
     """An ordinary loop; returns b after each step."""
     scales = []
     for _ in range(steps):
         optimizer.zero_grad()
         loss = factor * cross_entropy(model(x), y)
+        optimizer.report_loss(loss)
         loss.backward()
-        optimizer.tell(loss)
         optimizer.step()
         scales.append(optimizer.param_groups[0]["b"])
     return scales
@@ -62,7 +67,8 @@ def products(model, optimizer, count):
         optimizer.resample()
         optimizer.zero_grad()
         model().backward()
-        found.append(optimizer._weights.eps.along_gradients(model.parameters()))
+        eps = optimizer._weights.eps
+        found.append(sum(float(eps.along(p, p.grad)) for p in eps.terms if p.grad is not None))
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -82,8 +88,7 @@ class TestTheCost:
         found = []
         for _ in range(400):
             optimizer.resample()
-            model.w.grad = fixed
-            found.append(optimizer._weights.eps.along_gradients(model.parameters()))
+            found.append(float(optimizer._weights.eps.along(model.w, fixed)))
         t = torch.tensor(found) / (0.3 * fixed.norm())
         assert abs(t.mean()) < 4 / math.sqrt(400)
         assert abs(t.std() - 1) < 4 / math.sqrt(800)
@@ -96,10 +101,8 @@ class TestTheCost:
         optimizer.resample(antithetic=True)
         model.w.grad = torch.randn(2, 2000, generator=torch.Generator().manual_seed(1)).t()
         eps = model.w.detach() - optimizer.clean_copy(model.w)
-        found = optimizer._weights.eps.along_gradients(model.parameters())
+        found = float(optimizer._weights.eps.along(model.w, model.w.grad))
         assert found == pytest.approx(float((eps * model.w.grad).sum()), rel=1e-3)
-        model.w.grad = None
-        assert optimizer._weights.eps.along_gradients(model.parameters()) == 0
 
 
 class TestControl:
@@ -136,31 +139,31 @@ class TestControl:
     def test_the_running_means(self):
         control = AutoB(first=9.0)
         for k, z in enumerate([1.0, 2.0, 6.0]):
-            control = control.sees(z, -z)
+            control = control.update(z, -z)
             assert control.looks == k + 1
         assert (control.cost, control.loss) == pytest.approx((3.0, -3.0))  # few weigh the same
         for _ in range(200):
-            control = control.sees(5.0, 1.0)
+            control = control.update(5.0, 1.0)
         assert (control.cost, control.loss) == pytest.approx((5.0, 1.0))
         expected = auto.MEMORY * 5 + (1 - auto.MEMORY) * 10
-        assert control.sees(10.0, 1.0).cost == pytest.approx(expected)
+        assert control.update(10.0, 1.0).cost == pytest.approx(expected)
 
     def test_the_first_loss_is_the_first_that_is_a_number(self):
         control = AutoB()
         for loss in (math.nan, math.inf, 2.0, 1.0):
             assert control.due == math.isinf(control.first)
-            control = control.sees(0.0, loss)
+            control = control.update(0.0, loss)
         assert (control.first, control.loss, control.looks) == (2.0, 1.0, 1)
 
     def test_the_first_loss_is_not_that_of_weights_that_are_too_large(self):
         """While the loss comes from their size it is not taken, but not for ever."""
         control = AutoB()
         for loss in (50.0, -50.0):
-            assert control.sees(0.0, loss, 0.51 * 50) == control
-            assert control.sees(0.0, loss, 0.49 * 50).first == loss
-        assert control.sees(0.0, 50.0, -1e9).first == 50
+            assert control.update(0.0, loss, 0.51 * 50) == control
+            assert control.update(0.0, loss, 0.49 * 50).first == loss
+        assert control.update(0.0, 50.0, -1e9).first == 50
         late = AutoB(steps=auto.LATEST)
-        assert late.sees(0.0, 50.0, 1e9).first == 50
+        assert late.update(0.0, 50.0, 1e9).first == 50
 
     def test_a_last_layer_that_is_too_large(self):
         """Its first loss says nothing about what there is to learn: that is log 4."""
@@ -202,10 +205,10 @@ class TestControl:
         optimizer.param_groups[0]["b"] = auto.FIRST * start / auto.RISE
         for step in range(4000):
             optimizer.zero_grad()
-            loss = model()
-            loss.backward()
             # It began at 2000 and is at 100, but for noise, which adds half of its cost.
-            optimizer.tell(loss if step else 2000.0)
+            loss = model() if step else worth(model(), 2000.0)
+            optimizer.report_loss(loss)
+            loss.backward()
             optimizer.step()
         cost = 200 * optimizer.param_groups[0]["b"] ** 2
         price = auto.SHARE * math.sqrt((1900 - cost / 2) * 2000)
@@ -311,102 +314,134 @@ class TestControl:
         b = optimizer.param_groups[0]["b"]
         for _ in range(10):
             optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.tell(math.nan)
+            loss = worth(cross_entropy(model(x), y), math.nan)
+            optimizer.report_loss(loss)
+            loss.backward()
             optimizer.step()
             assert optimizer.param_groups[0]["b"] == b
 
-    def test_parts_of_a_batch_are_told_one_by_one(self):
+    @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.parametrize(
+        "how", ["divided first", "divided later", "scaled", "clipped", "closure"]
+    )
+    def test_micro_batches_scaling_and_clipping_make_no_difference(self, how, known):
         found = []
         for parts in (1, 4):
             model, x, y = problem()
-            optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
-            for _ in range(40):
+            optimizer = NVRMSGD(model if known else model.parameters(), lr=0.1, b="auto")
+            scaler = torch.amp.GradScaler("cpu", enabled=how == "scaled", growth_interval=10)
+
+            def gradients(model=model, optimizer=optimizer, scaler=scaler, parts=parts, x=x, y=y):
                 optimizer.zero_grad()
                 for rows in torch.arange(64).split(64 // parts):
-                    loss = cross_entropy(model(x[rows]), y[rows]) / parts
-                    loss.backward()
-                    optimizer.tell(loss)
-                optimizer.step()
-            found.append(optimizer.param_groups[0]["b"])
+                    loss = cross_entropy(model(x[rows]), y[rows])
+                    loss = loss / parts if how == "divided first" else loss
+                    optimizer.report_loss(loss)
+                    loss = loss if how == "divided first" else loss / parts
+                    scaler.scale(loss).backward()
+                return loss
+
+            for _ in range(40):
+                if how == "closure":
+                    optimizer.step(gradients)
+                    continue
+                gradients()
+                if how == "clipped" and parts > 1:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+                scaler.step(optimizer)
+                scaler.update()
+            control = AutoB(*optimizer.param_groups[0]["auto"])
+            found.append([optimizer.param_groups[0]["b"], control.first, control.loss])
         assert found[0] == pytest.approx(found[1], rel=1e-3)
 
-    def test_clipping_does_not_change_what_was_told_before_it(self):
+    def test_a_closure_with_several_backward_passes_and_one_loss_is_refused(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+
+        def closure():
+            for rows in torch.arange(64).split(16):
+                loss = cross_entropy(model(x[rows]), y[rows]) / 4
+                loss.backward()
+            return loss
+
+        weights = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"more than once and returned one loss; call"):
+            optimizer.step(closure)
+        assert all(map(torch.equal, model.parameters(), weights))
+
+    def test_losses_do_not_add_up_over_steps_without_a_rate(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.0, b="auto")
+        for step in range(4):
+            model.zero_grad()
+            optimizer.param_groups[0]["lr"] = 0.1 if step == 3 else 0.0
+            loss = cross_entropy(model(x), y)
+            optimizer.report_loss(loss)
+            loss.backward()
+            optimizer.step()
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == pytest.approx(loss.item())
+
+    def test_clipping_does_not_change_what_was_reported_before_it(self):
         found = []
         for clip in (False, True):
             model = Bowl()
             optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-9), b="auto")
             for step in range(60):
                 optimizer.zero_grad()
-                loss = model()
+                loss = model() if step else worth(model(), 4e4)
+                optimizer.report_loss(loss)
                 loss.backward()
-                optimizer.tell(loss if step else 4e4)
                 if clip:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 optimizer.step()
             found.append(optimizer.param_groups[0]["b"])
         assert found[0] == pytest.approx(found[1], rel=1e-5)
 
-    def test_what_was_told_of_a_step_that_was_left_out_is_forgotten(self):
+    def test_reports_of_a_skipped_step_are_dropped(self):
         """As by a gradient scaler, after an overflow."""
         model, x, y = problem()
         optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
         train(model, optimizer, x, y, 9)
         both = copy.deepcopy((model, optimizer))
-        cross_entropy(model(x), y).backward()
-        optimizer.tell(math.inf)
+        loss = worth(cross_entropy(model(x), y), math.inf)
+        optimizer.report_loss(loss)
+        loss.backward()
         optimizer.zero_grad()
         assert train(model, optimizer, x, y, 20) == train(*both, x, y, 20)
 
-    @pytest.mark.parametrize("how", ["tell", "closure"])
-    def test_the_loss_must_be_known(self, how):
+    def test_the_loss_must_be_known(self):
         model, x, y = problem()
         optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
-        cross_entropy(model(x), y).backward()
         weights = [p.detach().clone() for p in model.parameters()]
-        with pytest.raises(RuntimeError, match=r"call optimizer.tell\(loss\) between backward"):
-            optimizer.step()
-        assert all(map(torch.equal, model.parameters(), weights))
-        if how == "tell":
-            with pytest.raises(ValueError, match=r"one number, got shape \(64,\)"):
-                optimizer.tell(cross_entropy(model(x), y, reduction="none"))
-            optimizer.tell(1.5)
-            optimizer.step()
-            with pytest.raises(RuntimeError, match="tell"):  # it was the loss of that step
-                optimizer.step()
-        else:
-            assert float(optimizer.step(lambda: torch.tensor(1.5))) == 1.5
-        assert AutoB(*optimizer.param_groups[0]["auto"]).first == 1.5
-
-    def test_a_loss_that_is_told_before_its_gradient_is_there(self):
-        model, x, y = problem()
-        optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
-        for steps in (0, 3, 1):  # looked at, not looked at, looked at
-            train(model, optimizer, x, y, steps)
+        for when in ("never", "late"):
             optimizer.zero_grad()
-            before = optimizer.param_groups[0]["auto"]
-            with pytest.raises(RuntimeError, match=r"call it after loss.backward\(\)"):
-                optimizer.tell(cross_entropy(model(x), y))
-            assert optimizer.param_groups[0]["auto"] == before
-        assert optimizer.step(lambda: 1.5) == 1.5  # moves nothing, as without noise
-        optimizer.eval()
-        NVRMSGD(model.parameters(), lr=0.1, b=0.05).tell(1.5)
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            if when == "late":
+                optimizer.report_loss(loss)
+            with pytest.raises(RuntimeError, match=r"report_loss\(loss\) before loss.backward"):
+                optimizer.step()
+            assert all(map(torch.equal, model.parameters(), weights))
+        for wrong in (cross_entropy(model(x), y, reduction="none"), 1.5, torch.tensor(1.5)):
+            with pytest.raises(ValueError, match="the tensor of one number that backward"):
+                optimizer.report_loss(wrong)
+        train(model, optimizer, x, y, 1)
+        with pytest.raises(RuntimeError, match="report_loss"):  # it was the loss of that step
+            optimizer.step()
 
-    def test_a_closure_that_clips_tells_before(self):
+    def test_a_closure_that_clips_needs_no_care(self):
         found = []
-        for inside in (False, True):
+        for clips in (False, True):
             model = Bowl()
             optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-9), b="auto")
 
-            def closure(step, inside=inside, model=model, optimizer=optimizer):
+            def closure(step, clips=clips, model=model, optimizer=optimizer):
                 optimizer.zero_grad()
-                loss = model()
+                loss = model() if step else worth(model(), 4e4)
                 loss.backward()
-                told = loss.detach() if step else torch.tensor(4e4)
-                if inside:
-                    optimizer.tell(told)
+                if clips:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                return told
+                return loss
 
             for step in range(400):
                 optimizer.step(lambda step=step, closure=closure: closure(step))
@@ -423,8 +458,8 @@ class TestControl:
             if part:
                 optimizer.resample(antithetic=antithetic)
             loss = cross_entropy(model(x), y) / 2
+            optimizer.report_loss(loss)
             loss.backward()
-            optimizer.tell(loss)
         with pytest.raises(RuntimeError, match="under one draw of noise"):
             optimizer.step()
 
@@ -461,8 +496,8 @@ class TestResuming:
     def test_between_the_parts_of_a_batch(self, stop):
         def part(model, optimizer, rows):
             loss = cross_entropy(model(x[rows]), y[rows]) / 2
+            optimizer.report_loss(loss)
             loss.backward()
-            optimizer.tell(loss)
 
         model, x, y = problem()
         optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
@@ -497,7 +532,7 @@ class TestResuming:
         train(model, optimizer, x, y, 3)
         state = optimizer.state_dict()
         state["param_groups"][0]["auto"] = ("x", 1)
-        with pytest.raises(ValueError, match="no state of a control of b"):
+        with pytest.raises(ValueError, match="not the state of b='auto'"):
             optimizer.load_state_dict(state)
 
 

@@ -1,23 +1,75 @@
 """Artificial neural variability for PyTorch: train with perturbed weights, keep clean ones."""
 
-from neuvar import bounds, cleaning, continual, data, labels, measures, models, schedule, train
-from neuvar.cleaning import find_label_issues
-from neuvar.guard import guard, reestimate_batchnorm
-from neuvar.measures import largest_b, neural_variability, variability_curve
-from neuvar.noise import b_from_std, std_from_b
-from neuvar.optim import (
-    NVRM,
-    NVRMSGD,
-    PSGD,
-    SAM,
-    SGLD,
-    AntiPGD,
-    NVRMAdam,
-    NVRMAdamW,
-    SmoothOut,
-    split_parameters,
-)
-from neuvar.train import find_b
+from typing import TYPE_CHECKING
+
+from neuvar.lazy import attach as _attach
+
+if TYPE_CHECKING:
+    from neuvar import (
+        bounds,
+        cleaning,
+        continual,
+        data,
+        labels,
+        measures,
+        models,
+        optim,
+        schedule,
+        train,
+    )
+    from neuvar.batchnorm import reestimate_batchnorm
+    from neuvar.cleaning import find_label_issues
+    from neuvar.measures import largest_b, neural_variability, variability_curve
+    from neuvar.noise import b_from_std, std_from_b
+    from neuvar.optim import (
+        NVRM,
+        NVRMSGD,
+        PSGD,
+        SAM,
+        SGLD,
+        AntiPGD,
+        NVRMAdam,
+        NVRMAdamW,
+        SmoothOut,
+        optimizer_of,
+        split_parameters,
+    )
+    from neuvar.train import find_b
+else:
+    __getattr__, __dir__ = _attach(
+        __name__,
+        {
+            "NVRM": "optim",
+            "NVRMSGD": "optim",
+            "PSGD": "optim",
+            "SAM": "optim",
+            "SGLD": "optim",
+            "AntiPGD": "optim",
+            "NVRMAdam": "optim",
+            "NVRMAdamW": "optim",
+            "SmoothOut": "optim",
+            "b_from_std": "noise",
+            "bounds": "bounds",
+            "cleaning": "cleaning",
+            "continual": "continual",
+            "data": "data",
+            "find_b": "train",
+            "find_label_issues": "cleaning",
+            "labels": "labels",
+            "largest_b": "measures",
+            "measures": "measures",
+            "models": "models",
+            "neural_variability": "measures",
+            "optim": "optim",
+            "optimizer_of": "optim",
+            "reestimate_batchnorm": "batchnorm",
+            "schedule": "schedule",
+            "split_parameters": "optim",
+            "std_from_b": "noise",
+            "train": "train",
+            "variability_curve": "measures",
+        },
+    )
 
 __all__ = [
     "NVRM",
@@ -36,12 +88,13 @@ __all__ = [
     "data",
     "find_b",
     "find_label_issues",
-    "guard",
     "labels",
     "largest_b",
     "measures",
     "models",
     "neural_variability",
+    "optim",
+    "optimizer_of",
     "reestimate_batchnorm",
     "schedule",
     "split_parameters",

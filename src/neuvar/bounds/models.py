@@ -30,7 +30,7 @@ from neuvar.bounds.noisy import (
     several,
     zero_one,
 )
-from neuvar.guard import bare
+from neuvar.optim.layout import bare
 from neuvar.measures.batches import Feed
 from neuvar.measures.checks import one_of, probability, whole_number
 from neuvar.measures.estimate import Estimate

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from neuvar.continual.as_found import at_rest
 from neuvar.continual.batches import Data, batches
 from neuvar.continual.per_sample import Question, Scores, best_way, stateless, zeros
-from neuvar.guard import bare
+from neuvar.optim.layout import bare
 
 SQUARED_BATCH = 256
 """How many samples "squared_batch_mean" averages over before it squares."""

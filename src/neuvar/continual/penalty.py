@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.continual.as_found import clean_copy
 from neuvar.continual.batches import Data
 from neuvar.continual.quadratic import Quadratic, Weights, joined, value
-from neuvar.guard import bare
 from neuvar.noise import scale
+from neuvar.optim.layout import bare
+from neuvar.optim.weights import as_trained, clean_copy
 
 WEIGHTS = ("clean", "perturbed")
 
@@ -57,7 +57,8 @@ class Penalty(ABC):
             device = next(iter(params.values())).device
             self.last = torch.zeros((), device=device)
             return self.last
-        at = params if self.at == "perturbed" else {n: clean_copy(params[n]) for n in self._held}
+        look = as_trained if self.at == "perturbed" else clean_copy
+        at = {name: look(params[name]) for name in self._held}
         found = self.strength * value(self._held, params, at)
         self.last = found.detach()
         return found

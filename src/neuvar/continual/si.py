@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.continual.as_found import clean_copy
 from neuvar.continual.batches import Data
 from neuvar.continual.penalty import Penalty, copies
 from neuvar.continual.quadratic import Weights, pull
 from neuvar.noise import scale
+from neuvar.optim.weights import as_trained, clean_copy
 
 
 class SI(Penalty):
@@ -72,7 +72,8 @@ class SI(Penalty):
             self._before = {name: clean_copy(p) for name, p in trained.items()}
             self._pull, self._noted = {}, {}
             if self.strength and self.tasks:
-                at = self._before if self.at == "clean" else trained
+                perturbed = self.at == "perturbed"
+                at = {n: as_trained(p) for n, p in trained.items()} if perturbed else self._before
                 self._pull = pull(self._held, at, self.strength)
             for name, clean in self._before.items():
                 if name not in self._start:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neuvar.guard import reestimate_batchnorm
+from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.measures.as_found import as_found
 from neuvar.measures.batches import Batches, Feed, batch_length, feed_batch
 from neuvar.measures.checks import one_of, whole_number, yes_or_no

@@ -55,7 +55,7 @@ class MultiHead(nn.Module):
     given all parameters or only those that need gradients.
 
     With an optimizer that outlives :meth:`select`, the head that was selected before may carry
-    noise until the next step; :func:`neuvar.guard` and ``denoised()`` hide it as any other.
+    noise until the next step; ``denoised()`` hides it as any other.
 
     Which task is selected is part of the state dict.
     """

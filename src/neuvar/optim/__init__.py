@@ -3,7 +3,7 @@
 from neuvar.optim.groups import split_parameters
 from neuvar.optim.injected import PSGD, SGLD
 from neuvar.optim.named import NVRMSGD, AntiPGD, NVRMAdam, NVRMAdamW, SmoothOut
-from neuvar.optim.nvrm import NVRM
+from neuvar.optim.nvrm import NVRM, optimizer_of
 from neuvar.optim.sam import SAM
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "NVRMAdam",
     "NVRMAdamW",
     "SmoothOut",
+    "optimizer_of",
     "split_parameters",
 ]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from neuvar.noise import b_from_std, family
+from neuvar.optim.perturbation import Perturbation
 
 AUTO = "auto"
 NOISE = 5.2
@@ -94,10 +99,11 @@ class AutoB(NamedTuple):
         loss: running mean of the loss at perturbed weights.
         first: the loss at the beginning; infinite before it is known.
         start: the scale after the second rise, as the shapes of the weights suggest it.
-        told: how often a loss was told for the step that comes.
-        new_cost: inner product for the step that comes.
-        new_loss: sum of the losses told for it.
-        new_size: how fast it rises with the size of weights, as long as ``first`` is not known.
+        reported: how many losses were reported for the next step.
+        new_weight: sum of the weights of these losses in the gradient.
+        new_cost: inner product of the noise with the gradient.
+        new_loss: weighted sum of these losses.
+        new_size: largest θ·g of a tensor, as long as ``first`` is not known.
     """
 
     drawn: int = 0
@@ -107,7 +113,8 @@ class AutoB(NamedTuple):
     loss: float = 0.0
     first: float = math.inf
     start: float = 1.0
-    told: int = 0
+    reported: int = 0
+    new_weight: float = 0.0
     new_cost: float = 0.0
     new_loss: float = 0.0
     new_size: float = 0.0
@@ -122,16 +129,23 @@ class AutoB(NamedTuple):
         """Whether the loss at the beginning is known."""
         return not math.isinf(self.first)
 
-    def hears(self, loss: float, cost: float, size: float = 0.0) -> AutoB:
-        """After a loss was told for the step that comes, if it is looked at."""
-        return self._replace(new_loss=self.new_loss + loss, new_cost=cost, new_size=size)
+    def accumulate(self, reports: Reports) -> AutoB:
+        """Add what was reported for the next step, and read it from the device."""
+        weight, loss, cost = (float(sum(parts)) for parts in reports.sums)
+        return self._replace(
+            reported=self.reported + reports.count,
+            new_weight=self.new_weight + weight,
+            new_loss=self.new_loss + loss,
+            new_cost=self.new_cost + cost,
+            new_size=max([self.new_size, *map(float, reports.sizes)]),
+        )
 
-    def forgets(self) -> AutoB:
-        """Nothing was told for the step that comes."""
-        return self._replace(told=0, new_cost=0.0, new_loss=0.0, new_size=0.0)
+    def reset(self) -> AutoB:
+        """Drop the reports for the next step."""
+        return self._replace(reported=0, new_weight=0.0, new_cost=0.0, new_loss=0.0, new_size=0.0)
 
-    def sees(self, cost: float, loss: float, size: float = 0.0) -> AutoB:
-        """After one more look."""
+    def update(self, cost: float, loss: float, size: float = 0.0) -> AutoB:
+        """Add a look to the running means."""
         if not (math.isfinite(cost) and math.isfinite(loss)):
             return self
         if not self.begun:
@@ -180,6 +194,70 @@ class AutoB(NamedTuple):
         return min(max(b * math.exp(self.change), low), high)
 
 
+class Reports:
+    """Losses reported for the next step, and what their gradients say; not yet read from a device.
+
+    A loss has a weight c in what ``backward()`` is called on: the factor of a gradient scaler, one
+    over the number of micro-batches, or 1. The gradient that arrives at a parameter is that of the
+    weighted sum. It is seen here before it is unscaled or clipped.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._hooks: list[Any] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what was seen so far."""
+        self.count = 0
+        self.backwards: Counter[int] = Counter()
+        self.sums: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        self.sizes: list[Any] = []
+        self._weight: Any = 1.0
+
+    def add(self, loss: Tensor | float, weight: Tensor | float = 1.0) -> None:
+        """Note a loss whose backward pass has begun."""
+        self.count += 1
+        wide = [x.detach().double() if isinstance(x, Tensor) else float(x) for x in (loss, weight)]
+        self._weight = wide[1]
+        self.sums[0].append(wide[1])
+        self.sums[1].append(wide[1] * wide[0])
+
+    def expect(self, loss: Tensor) -> None:
+        """Note a loss as soon as its backward pass begins."""
+        value, seen = loss.detach(), list[bool]()
+        self.waiting += 1
+
+        def on_backward(weight: Tensor) -> None:
+            self.waiting -= not seen
+            seen.append(True)
+            self.add(value, weight)
+
+        loss.register_hook(on_backward)
+
+    def watch(self, params: Iterable[Tensor], eps: Perturbation, *, sizes: bool) -> None:
+        """Look at the gradients of parameters when they arrive; once for each step."""
+        if self._hooks:
+            return
+
+        def on_gradient(index: int, p: Tensor, g: Tensor) -> None:
+            self.backwards[index] += 1
+            if p in eps.terms:
+                self.sums[2].append(eps.along(p, g.detach()))
+            if sizes:
+                self.sizes.append((p.detach().float() * g.detach().float()).sum() / self._weight)
+
+        for index, p in enumerate(params):
+            if p.requires_grad:
+                self._hooks.append(p.register_hook(partial(on_gradient, index, p)))
+
+    def close(self) -> None:
+        """Stop to look at gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
 def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> None:
     """Let the b of new groups set itself, under the control of the known groups if there are any.
 
@@ -224,5 +302,5 @@ def checked(value: Any) -> AutoB:
     """The state of a control from a state dict."""
     types = tuple(map(type, value)) if isinstance(value, (tuple, list)) else ()
     if types != tuple(map(type, AutoB())):
-        raise ValueError(f"the state dict's 'auto' is no state of a control of b: {value!r}")
+        raise ValueError(f"the state dict's 'auto' is not the state of b='auto': {value!r}")
     return AutoB(*value)

@@ -10,9 +10,10 @@ import torch
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
+from neuvar.optim.forward import not_compiled
 from neuvar.optim.layout import local
 from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.wrapper import Wrapper, not_compiled
+from neuvar.optim.wrapper import Wrapper
 
 
 class PSGD(Wrapper):
@@ -22,8 +23,8 @@ class PSGD(Wrapper):
 
     The noise is never removed, and its scale is :math:`\eta b`. Arguments are those of
     ``torch.optim.SGD`` and ``b``, ``std``, ``noise``, ``seed`` and ``sampler`` as for
-    :class:`~neuvar.NVRM`. Momentum does not gather noise. ``denoised``, ``eval``, ``train`` and a
-    guard change nothing, so that one training loop serves all.
+    :class:`~neuvar.NVRM`. Momentum does not gather noise. ``denoised``, ``eval`` and ``train``
+    change nothing, so that one training loop serves all.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = PSGD(model.parameters(), lr=0.1, b=0.05)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from neuvar.optim.layout import is_sharded, local, sharding
-from neuvar.optim.perturbation import Perturbation, same_bits
-
-NONE = Perturbation()
+from neuvar.optim.perturbation import NONE, Perturbation, same_bits
 
 
 class Keeping(Protocol):

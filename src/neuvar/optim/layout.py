@@ -7,9 +7,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from neuvar.noise import Slot, whole_slot
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers, so that parameters have the same names with and without."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
+            model = inner  # torch.compile's OptimizedModule, whose import takes seconds
+        else:
+            return model
 
 
 def is_sharded(p: Tensor) -> bool:

@@ -2,64 +2,222 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from neuvar.optim.nvrm import NVRM
+from neuvar.optim.layout import is_sharded
+from neuvar.optim.nvrm import NVRM, Drawn
+from neuvar.optim.perturbation import Perturbation
 
-_OWN = inspect.signature(NVRM).parameters.keys() - {"inner"}
-
-
-def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part arguments into those of NVRM and those of the inner optimizer."""
-    own = {key: value for key, value in arguments.items() if key in _OWN}
-    return own, {key: value for key, value in arguments.items() if key not in _OWN}
+_FUSED = ("cpu", "cuda", "mps", "xpu")
+"""Devices for which torch has fused kernels."""
 
 
-class NVRMSGD(NVRM):
-    """SGD with neural variability: ``torch.optim.SGD``'s arguments and those of :class:`NVRM`.
+class _Named(NVRM):
+    """NVRM around an optimizer of torch's, which uses fused kernels unless told otherwise."""
+
+    _picks_fused = False
+
+    def __init__(
+        self, kind: type[Optimizer], params: Any, own: dict[str, Any], inner: dict[str, Any]
+    ) -> None:
+        if isinstance(params, nn.Module):
+            if own["model"] not in (None, params):
+                raise ValueError("model must not be another module than the first argument")
+            own["model"], params = params, params.parameters()
+        made = kind(params, **inner)
+        super().__init__(made, **own)
+        unset = inner["fused"] is None and not inner["foreach"] and not inner.get("differentiable")
+        self._picks_fused = unset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_picks_fused": self._picks_fused}
+
+    def _begin_update(self) -> tuple[Perturbation, Drawn | None]:
+        if self._picks_fused:
+            for group in self.param_groups:
+                group["fused"] = _can_fuse(group, self.inner.state)
+        return super()._begin_update()
+
+
+def _can_fuse(group: dict[str, Any], state: Any) -> bool:
+    """Whether torch's fused kernel takes the present step of a group.
+
+    It takes no sparse gradients, and no weights with a momentum beside others that have none yet.
+    """
+    trained: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+    begun = {bool(state.get(p)) for p in trained} if group.get("momentum") else ()
+    return len(begun) < 2 and all(
+        p.device.type in _FUSED and not is_sharded(p) and p.grad.layout is torch.strided  # type: ignore[union-attr]
+        for p in trained
+    )
+
+
+class NVRMSGD(_Named):
+    """SGD with neural variability: the arguments of ``torch.optim.SGD`` and of :class:`NVRM`.
+
+    Args:
+        params: the model, which then holds clean weights at any time; or parameters or parameter
+            groups, with ``model`` where the same is wanted.
+        lr: learning rate.
+        momentum: momentum factor.
+        dampening: dampening of the momentum.
+        weight_decay: added to the gradient, times the clean weights.
+        nesterov: whether to use Nesterov momentum.
+        model: see :class:`NVRM`, as are all from here to ``ranks``.
+        b: scale of the noise, or "auto".
+        std: standard deviation of the noise, in place of ``b``.
+        noise: family of the noise.
+        seed: seed of the noise.
+        mode: how clean weights are restored.
+        sampler: where noise comes from.
+        ranks: which noise each process has.
+        maximize: maximize the loss.
+        foreach: use torch's multi-tensor implementation.
+        fused: use torch's fused kernel; by default wherever there is one.
 
     >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = NVRMSGD(model.parameters(), lr=0.1, momentum=0.9, b=0.05, seed=1)
+    >>> optimizer = NVRMSGD(model, lr=0.1, momentum=0.9, b=0.05, seed=1)
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        own, inner = _split(arguments)
-        super().__init__(torch.optim.SGD(params, lr, **inner), **own)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        model: nn.Module | None = None,
+        b: float | str | None = None,
+        std: float | None = None,
+        noise: str = "gaussian",
+        seed: int = 0,
+        mode: str = "exact",
+        sampler: str = "table",
+        ranks: str = "shared",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        own = _own(model, b, std, noise, seed, mode, sampler, ranks)
+        inner = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+        }
+        super().__init__(torch.optim.SGD, params, own, inner)
 
 
-class NVRMAdam(NVRM):
-    """Adam with neural variability: ``torch.optim.Adam``'s arguments and those of :class:`NVRM`.
+class NVRMAdam(_Named):
+    """Adam with neural variability: the arguments of ``torch.optim.Adam`` and of :class:`NVRM`.
+
+    Args:
+        params: the model, which then holds clean weights at any time; or parameters or parameter
+            groups, with ``model`` where the same is wanted.
+        lr: learning rate.
+        betas: decay rates of the running means of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: added to the gradient, times the clean weights.
+        amsgrad: whether to use AMSGrad.
+        model: see :class:`NVRM`, as are all from here to ``ranks``.
+        b: scale of the noise, or "auto".
+        std: standard deviation of the noise, in place of ``b``.
+        noise: family of the noise.
+        seed: seed of the noise.
+        mode: how clean weights are restored.
+        sampler: where noise comes from.
+        ranks: which noise each process has.
+        maximize: maximize the loss.
+        foreach: use torch's multi-tensor implementation.
+        capturable: safe to capture in a CUDA graph.
+        fused: use torch's fused kernel; by default wherever there is one.
 
     >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = NVRMAdam(model.parameters(), lr=1e-3, b=0.03, noise="laplace")
+    >>> optimizer = NVRMAdam(model, lr=1e-3, b=0.03, noise="laplace")
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        own, inner = _split(arguments)
-        super().__init__(torch.optim.Adam(params, lr, **inner), **own)
+    _kind: type[Optimizer] = torch.optim.Adam
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        model: nn.Module | None = None,
+        b: float | str | None = None,
+        std: float | None = None,
+        noise: str = "gaussian",
+        seed: int = 0,
+        mode: str = "exact",
+        sampler: str = "table",
+        ranks: str = "shared",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        own = _own(model, b, std, noise, seed, mode, sampler, ranks)
+        inner = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "fused": fused,
+        }
+        super().__init__(self._kind, params, own, inner)
 
 
-class NVRMAdamW(NVRM):
-    """AdamW with neural variability: ``torch.optim.AdamW``'s arguments and those of :class:`NVRM`.
+class NVRMAdamW(NVRMAdam):
+    """AdamW with neural variability: as :class:`NVRMAdam`, with decoupled weight decay.
 
     >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = NVRMAdamW(model.parameters(), lr=1e-3, weight_decay=0.1, b=0.03)
+    >>> optimizer = NVRMAdamW(model, lr=1e-3, weight_decay=0.1, b=0.03)
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        own, inner = _split(arguments)
-        super().__init__(torch.optim.AdamW(params, lr, **inner), **own)
+    _kind = torch.optim.AdamW
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
 
 
 class SmoothOut(NVRMSGD):
     """SmoothOut (Wen et al., 2018): NVRM-SGD with uniform noise."""
 
-    def __init__(self, params: Any, lr: float = 1e-3, **arguments: Any) -> None:
-        super().__init__(params, lr, noise="uniform", **arguments)
+    def __init__(self, params: Any, lr: float | Tensor = 1e-3, **options: Any) -> None:
+        super().__init__(params, lr, noise="uniform", **options)
 
 
 class AntiPGD(NVRMSGD):
     """Anti-PGD (Orvieto et al., 2022): anticorrelated noise, which is NVRM-SGD's update."""
+
+
+def _own(*values: Any) -> dict[str, Any]:
+    names = ("model", "b", "std", "noise", "seed", "mode", "sampler", "ranks")
+    return dict(zip(names, values, strict=True))

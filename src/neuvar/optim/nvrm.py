@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
-from neuvar.optim.auto import AutoB, share
+from neuvar.optim.auto import AutoB, Reports, share
+from neuvar.optim.forward import not_compiled, use
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.wrapper import PREFIX, Wrapper, not_compiled
+from neuvar.optim.weights import NoisyWeights, end_other_noise
+from neuvar.optim.wrapper import PREFIX, Wrapper
 
 Drawn = tuple[list[Draw], Perturbation]
 """Noise, and its record for each group."""
@@ -31,21 +35,25 @@ class NVRM(Wrapper):
               \nabla L(\theta_{t-1} + \epsilon_{t-1})\big), \qquad \epsilon_t \sim b \cdot
               \mathrm{noise}
 
-    Between steps the model holds :math:`\theta + \epsilon`, so an ordinary training loop takes its
-    gradient there; :meth:`step` restores :math:`\theta`, lets the inner optimizer update it (its
-    weight decay included) and draws fresh noise. The first gradient is taken at :math:`\theta_0`
-    itself. Look at the weights inside :meth:`denoised`.
+    Made with the model, the optimizer puts noise into the training forward passes alone: those in
+    training mode with gradients on. At any other time, and for anybody who looks, the model holds
+    :math:`\theta` to the bit. :meth:`step` updates :math:`\theta` (weight decay included) with the
+    gradient at :math:`\theta + \epsilon` and draws new noise. The first gradient is taken at
+    :math:`\theta_0` itself.
 
-    Weights that were written to from outside while they carried noise are noticed and refused at
-    the next call, because nobody can tell noise from weight in them. Writes that bypass PyTorch's
-    version counter, through ``parameter.data`` or a NumPy view, are noticed when the noise is next
-    taken off, and after draws 1, 2, 4, 8 and so on; between these they are lost, and in replay mode
-    they are never noticed.
+    Made from parameters alone, it cannot know when the model is trained. The parameters then hold
+    :math:`\theta + \epsilon` between steps, as in the paper's code; look at them inside
+    :meth:`denoised`. Writes to weights that carry noise are refused at the next call, because noise
+    and weight cannot be told apart in them. Writes that bypass PyTorch's version counter, through
+    ``parameter.data`` or a NumPy view, are noticed when the noise is next taken off, and after
+    draws 1, 2, 4, 8 and so on; in replay mode they are not noticed.
 
     Xie et al., "Artificial Neural Variability for Deep Learning", Neural Computation 2021.
 
     Args:
         inner: any optimizer that evaluates the loss once a step.
+        model: the module that is trained, or one that wraps it (DDP, FSDP2, ``torch.compile``). It
+            must have all parameters of ``inner`` whose b is not 0.
         b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b), or "auto" to
             have it set while training; see :class:`neuvar.optim.auto.AutoB`. A parameter group may
             have its own ``b`` and ``noise``; 0 leaves its weights alone. Both may be
@@ -67,24 +75,23 @@ class NVRM(Wrapper):
 
     >>> model = torch.nn.Linear(4, 2)
     >>> before = model.weight.detach().clone()
-    >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), b=0.05)
-    >>> model(torch.ones(3, 4)).sum().backward()
-    >>> optimizer.step()
-    >>> with optimizer.denoised():
-    ...     torch.allclose(model.weight, before - 0.1 * model.weight.grad)
+    >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, b=0.05)
+    >>> for _ in range(2):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(3, 4)).sum().backward()  # from the second pass on at θ + ε
+    ...     optimizer.step()
+    >>> torch.allclose(model.weight, before - 2 * 0.1 * model.weight.grad)  # θ
     True
-    >>> torch.allclose(model.weight, before - 0.1 * model.weight.grad)
-    False
     """
 
     controls_b = True
-    _heard = False
-    """Whether a loss was told while the closure of a step was running."""
+    _reports: Reports
 
     def __init__(
         self,
         inner: Optimizer,
         *,
+        model: nn.Module | None = None,
         b: float | str | None = None,
         std: float | None = None,
         noise: str = "gaussian",
@@ -102,7 +109,7 @@ class NVRM(Wrapper):
                 "ranks='per_rank' needs mode='exact': by subtracting different noise the clean "
                 "weights of the processes would drift apart"
             )
-        self._mode, self._ranks = mode, ranks
+        self._mode, self._ranks, self._reports = mode, ranks, Reports()
         super().__init__(
             inner,
             b=b,
@@ -112,27 +119,29 @@ class NVRM(Wrapper):
             sampler=sampler,
             rank=_own_rank() if ranks == "per_rank" else 0,
             keep=MODES[mode](),
+            model=model,
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _OPTIMIZERS.add(self)
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_mode": self._mode, "_ranks": self._ranks}
+        own = {"_mode": self._mode, "_ranks": self._ranks, "_reports": Reports()}
+        return super().__getstate__() | own
 
     @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the clean weights with the gradient at the perturbed ones, then draw new noise.
 
-        A step that can move nothing, for want of gradients or with a learning rate of 0, keeps
-        the noise as it is. A closure is called once, at the perturbed weights, and its loss is told
-        to ``b="auto"``. One that clips its gradients would hide their size: let it call
-        :meth:`tell` itself, before it clips.
+        Without gradients, or with lr=0, the noise is kept. A closure is called once, at the
+        perturbed weights; ``b="auto"`` takes the loss that it returns, unless the closure calls
+        :meth:`report_loss` itself.
         """
-        self._heard = False
         loss = self._closure_loss(closure)
         if not self._has_gradients():
             self.inner.step()
             return loss
-        if loss is not None and not self._heard:
-            self.tell(loss)
         self._control_b()
         lent, drawn = self._begin_update()
         try:
@@ -143,42 +152,55 @@ class NVRM(Wrapper):
         self._end_update(lent, drawn)
         return loss
 
-    def tell(self, loss: Tensor | float) -> None:
-        """Tell ``b="auto"`` a loss, after its ``backward()``.
+    def report_loss(self, loss: Tensor) -> None:
+        """Report a loss to ``b="auto"``, before its ``backward()``; no-op where b is a number.
 
-        Where a gradient is made up of parts, tell each loss that ``backward()`` is called on. Where
-        it is scaled or clipped, tell after ``scaler.unscale_(optimizer)`` and before clipping. With
-        a number for b this does nothing.
+        Report each loss of a step, divided by the number of micro-batches or not. Gradient
+        scaling and clipping make no difference: gradients are looked at in the backward pass.
+
+        Args:
+            loss: one number, from which the gradients are computed.
 
         >>> model = torch.nn.Linear(4, 2)
-        >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), b="auto")
+        >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, b="auto")
         >>> for _ in range(3):
         ...     optimizer.zero_grad()
         ...     loss = model(torch.ones(3, 4)).square().mean()
+        ...     optimizer.report_loss(loss)
         ...     loss.backward()
-        ...     optimizer.tell(loss)
         ...     optimizer.step()
         """
-        if isinstance(loss, Tensor) and loss.numel() != 1:
-            raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)}")
-        groups = self._auto_groups()
-        if not groups:
-            return
-        params = [p for group in groups for p in group["params"]]
-        if all(p.grad is None for p in params):
-            raise RuntimeError(
-                "tell(loss) found no gradient in the groups whose b sets itself; call it after "
-                "loss.backward() and before zero_grad()"
+        given: Any = loss
+        if not isinstance(given, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise ValueError(
+                f"loss must be the tensor of one number that backward() is called on, got {loss!r}"
             )
+        if self._auto_groups():
+            self._watch_gradients()
+            self._reports.expect(loss)
+
+    def _watch_gradients(self) -> None:
+        groups = self._auto_groups()
         control = AutoB(*groups[0]["auto"])
-        control = control._replace(told=control.told + 1)
         if control.due:  # reading a number makes a device wait
-            cost = self._weights.carried.along_gradients(params)
-            value = loss.detach() if isinstance(loss, Tensor) else loss
-            control = control.hears(float(value), cost, 0.0 if control.begun else _size(params))
-        for group in groups:
-            group["auto"] = tuple(control)
-        self._heard = True
+            params = [p for group in groups for p in group["params"]]
+            self._reports.watch(params, self._weights.eps, sizes=not control.begun)
+
+    def _closure_loss(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None or not self._auto_groups():
+            return super()._closure_loss(closure)
+        self._watch_gradients()
+        before = self._reports.count
+        loss = super()._closure_loss(closure)
+        if loss is not None and self._reports.count == before and not self._reports.waiting:
+            if max(self._reports.backwards.values(), default=1) > 1:
+                raise RuntimeError(
+                    'b="auto" needs all losses of a step, but the closure called backward() more '
+                    "than once and returned one loss; call optimizer.report_loss(loss) in the "
+                    "closure before each backward()"
+                )
+            self._reports.add(loss)
+        return loss
 
     @property
     def controlled(self) -> bool:
@@ -186,10 +208,23 @@ class NVRM(Wrapper):
         return bool(self._auto_groups())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the losses that were told of them."""
+        """Zero the gradients and drop the reported losses."""
         super().zero_grad(set_to_none)
+        self._drop_reports()
+        use(self._weights)
+
+    def _drop_reports(self) -> None:
+        if groups := self._auto_groups():
+            self._reports.close()
+            self._reports = Reports()
+            for group in groups:
+                group["auto"] = tuple(AutoB(*group["auto"]).reset())
+
+    def _read_reports(self) -> None:
+        """Move what was reported into the groups, where a checkpoint finds it."""
         for group in self._auto_groups():
-            group["auto"] = tuple(AutoB(*group["auto"]).forgets())
+            group["auto"] = tuple(AutoB(*group["auto"]).accumulate(self._reports))
+        self._reports.clear()
 
     def _auto_groups(self) -> list[dict[str, Any]]:
         """The groups whose b sets itself; they share one control."""
@@ -199,12 +234,14 @@ class NVRM(Wrapper):
     def _control_b(self) -> None:
         """Set b anew now and then, by what noise costs and what has been learned."""
         groups = self._auto_groups()
-        if not groups or not self._is_real_step() or self._weights.holds:
+        if not groups or not self._is_real_step() or self._weights.held:
             return
+        waiting = self._reports.waiting
+        self._read_reports()
         control, drawn = AutoB(*groups[0]["auto"]), self._latest()
-        if not control.told:
+        if waiting or not control.reported:
             raise RuntimeError(
-                'b="auto" needs the loss: call optimizer.tell(loss) between backward() and step(), '
+                'b="auto" needs the loss: call optimizer.report_loss(loss) before loss.backward(), '
                 "or give step() a closure that returns it"
             )
         if (drawn.number, drawn.sign) != (control.drawn, 1):
@@ -214,23 +251,23 @@ class NVRM(Wrapper):
             )
         b = groups[0]["b"]
         if control.due:
-            looks = control.looks
-            found = control.new_cost, control.new_loss, control.new_size
-            control = control.sees(*self._agreed(*found))
+            # Weights of 1 make up the loss as it is; others are those of a scaler or of a mean.
+            plain = control.new_weight == control.reported
+            looks, weight = control.looks, 1.0 if plain else control.new_weight
+            new = control.new_cost / weight, control.new_loss / weight, control.new_size
+            control = control.update(*self._agreed(*new))
             b = control.applied(b) if control.looks > looks else b
-        control = control.forgets()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
+        control = control.reset()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
         share(groups, b, tuple(control))
 
     def _agreed(self, cost: float, loss: float, size: float) -> tuple[float, float, float]:
-        """What all processes have found, so that they go on with the same b."""
+        """The mean over all processes, so that they go on with the same b."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         count = torch.distributed.get_world_size() if distributed else 1
         if count > 1:
             found = torch.tensor([cost, loss, size], device=self._parameters()[0].device)
             torch.distributed.all_reduce(found)
             cost, loss, size = (found / count).tolist()
-            if self._ranks == "per_rank":  # each has only its part in the mean gradient
-                cost *= count
         return cost, loss, size
 
     @not_compiled()
@@ -238,14 +275,25 @@ class NVRM(Wrapper):
         """Check everything, then show the clean weights to the inner optimizer."""
         drawn = None
         if self._is_real_step():
-            if self._weights.holds:
+            if self._weights.held:
                 raise RuntimeError(
-                    "step() was called while the weights are denoised, so the gradient may not be "
-                    "that of perturbed weights; call optimizer.train(), leave denoised(), or put "
-                    "the guarded model into training mode first"
+                    "step() was called after eval() or inside denoised(), so the gradient may not "
+                    "be that of perturbed weights; call optimizer.train() or leave denoised() first"
                 )
+            self._warn_if_no_noise()
             drawn = self._fresh_noise()
+        end_other_noise(self._parameters(), self._weights)
         return self._weights.lend(), drawn
+
+    def _warn_if_no_noise(self) -> None:
+        weights = self._weights
+        if weights.model is not None and weights.eps.terms and not weights.passes:
+            warnings.warn(
+                "step() found gradients, but no training forward pass of the model that the "
+                "optimizer was made with, so they were taken without noise; train that model, or "
+                "make the optimizer with the one that is trained",
+                stacklevel=5,
+            )
 
     @not_compiled()
     def _end_update(self, lent: Perturbation, drawn: Drawn | None) -> None:
@@ -254,6 +302,8 @@ class NVRM(Wrapper):
         if records is not None:
             self._record(records)
         self._weights.take_back(lent, eps)
+        self._drop_reports()
+        use(self._weights)
 
     def resample(self, *, antithetic: bool = False) -> None:
         """Replace the noise without a step, for example between the parts of a large batch.
@@ -302,15 +352,17 @@ class NVRM(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form.
 
-        It may be taken at any time. In exact mode it holds the clean weights, so that it goes with
-        a model's state whether that was saved clean or perturbed; in replay mode it holds a
-        fingerprint of both.
+        It may be taken at any time. Of an optimizer made from parameters alone, it holds the clean
+        weights (in replay mode a fingerprint), so that it goes with a model's state whether that
+        was saved clean or perturbed.
         """
         self._weights.check_untouched()
+        if self._auto_groups():
+            self._read_reports()
         return super().state_dict()
 
     def _own_keys(self) -> list[str]:
-        return [PREFIX + key for key in ("b", *self._weights.keep.keys)]
+        return [PREFIX + key for key in ("b", *self._weights.keys)]
 
     def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         term = self._weights.eps.terms.get(p)
@@ -334,16 +386,20 @@ class NVRM(Wrapper):
             if b and draw.number:
                 terms[p] = Term(slots[p], draw, b)
                 saved[p] = _values(state, self._own_keys()[1:], self._mode)
+                if self._weights.model is not None:
+                    continue  # its weights are clean, whichever they are
                 eps, *others = (
                     Perturbation({p: Term(slots[p], draw._replace(rank=writer), b)})
                     for writer in (draw.rank, *writers)
                 )
+                assert isinstance(self._weights, NoisyWeights)
                 found[p] = self._weights.recognise(p, saved[p], eps, others)
         # Each process goes on with the noise of its own rank, whoever saved the state.
         after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
-        return lambda: self._weights.load(
-            saved, found, before=Perturbation(terms), after=Perturbation(after)
-        )
+        weights, eps = self._weights, Perturbation(after)
+        if isinstance(weights, NoisyWeights) and weights.model is None:
+            return lambda: weights.load(saved, found, before=Perturbation(terms), after=eps)
+        return lambda: weights.replace(eps)
 
     def _check_parameters(self, params: list[Tensor]) -> None:
         super()._check_parameters(params)
@@ -358,17 +414,37 @@ class NVRM(Wrapper):
                 raise ValueError(f"{what} is sharded: its noise cannot be each rank's own")
 
 
-def _size(params: list[Tensor]) -> float:
-    """How fast the loss rises with the logarithm of the size of a tensor, at the most."""
-    trained = [(p.detach(), p.grad) for p in params if p.grad is not None]
-    return max(float((weights.float() * g.float()).sum()) for weights, g in trained)
+def optimizer_of(model: nn.Module) -> NVRM:
+    """The NVRM optimizer that trains a model, the last one used if there are several.
+
+    For places that know the model alone, or where a framework has wrapped the optimizer.
+
+    >>> from neuvar import NVRMSGD
+    >>> model = nn.Linear(4, 2)
+    >>> optimizer = NVRMSGD(model, lr=0.1, b="auto")
+    >>> loss = model(torch.ones(3, 4)).square().mean()
+    >>> optimizer_of(model).report_loss(loss)
+    """
+    params = set(model.parameters())
+    found = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
+    if not found:
+        raise ValueError("no NVRM optimizer has parameters of this model")
+    return max(found, key=lambda optimizer: optimizer._weights.used)
+
+
+_OPTIMIZERS: weakref.WeakSet[NVRM] = weakref.WeakSet()
 
 
 def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:
-    missing = [key for key in keys if key not in state]
-    if missing:
+    if missing := [key for key in keys if key not in state]:
         raise ValueError(
-            f"the state dict has no {missing[0]!r}: it was not saved with mode={mode!r}"
+            f"the state dict has no {missing[0]!r}: it was not saved with mode={mode!r} by an "
+            "optimizer made from parameters alone, as this one is"
+        )
+    if not keys and len(state) > 1:
+        raise ValueError(
+            "the state dict is that of an optimizer made from parameters alone; make this one in "
+            "the same way, without the model"
         )
     return [state[key] for key in keys]
 

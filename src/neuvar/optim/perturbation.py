@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,16 +61,14 @@ class Perturbation:
         for scale, parts in waiting.items():
             perturb_(parts, scale)
 
-    def along_gradients(self, params: Iterable[Tensor]) -> float:
-        """Inner product of the noise of some parameters with their gradients."""
-        products = []
-        for p in params:
-            if p in self.terms and p.grad is not None:
-                slot, draw, b = self.terms[p]
-                g = local(p.grad).detach()
-                parts = [(x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)]
-                products.append((torch.stack(parts).sum(), draw.sign * b))
-        return sum((b * float(product) for product, b in products), 0.0)
+    def along(self, p: Tensor, g: Tensor) -> Tensor:
+        """Inner product of a parameter's noise with its gradient, in double precision."""
+        slot, draw, b = self.terms[p]
+        g = local(g)
+        if not g.is_contiguous():
+            g = g.contiguous()
+        parts = [(x.float() * z).sum() for x, _, z in _parts(g, g, slot, draw)]
+        return draw.sign * b * torch.stack(parts).sum().double()
 
     def turned(self) -> Perturbation:
         """The same noise with its sign turned."""
@@ -102,6 +100,34 @@ class Perturbation:
                 if not same_bits(x, torch.add(c, z, alpha=draw.sign * b).to(x.dtype)):
                     return False
         return True
+
+
+NONE = Perturbation()
+
+
+class _Link(torch.autograd.Function):
+    """Passes a filled tensor on, and its gradient to the parameter that it was made from."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, filled: Tensor) -> Tensor:
+        return filled.view_as(filled)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def added_noise(p: Tensor, term: Term) -> Tensor:
+    """A parameter plus its noise as a new tensor, whose gradient goes to the parameter."""
+    slot, draw, b = term
+    scale = draw.sign * b
+    with torch.enable_grad():
+        if p.dtype in (torch.float32, torch.float64) and p.is_contiguous():
+            (_, _, z), *more = pieces(slot, draw, p.device)
+            if not more:
+                return torch.add(p, z.view_as(p), alpha=scale)
+        filled = Perturbation({p: term}).result(p, p.detach())
+        return _Link.apply(p, filled)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:

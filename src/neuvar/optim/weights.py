@@ -1,56 +1,101 @@
-"""Parameters that carry noise: which, whether it is on, and who wants it off."""
+"""Parameters that carry noise in place: which, whether it is on, and what keeps it off."""
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch import Tensor, nn
 
-from neuvar.optim.keeping import NONE, Keeping
+from neuvar.optim import forward
+from neuvar.optim.forward import NEVER, ModuleParameter, noise_owners
+from neuvar.optim.keeping import Exact, Keeping
 from neuvar.optim.layout import is_sharded, local, reshard
-from neuvar.optim.perturbation import Perturbation
+from neuvar.optim.perturbation import NONE, Perturbation
 
-_CARRIERS = WeakTensorKeyDictionary()
-"""For each parameter a weak reference to what last put noise on it."""
-
-
-def foreign_noise(p: Tensor, own: NoisyWeights | None) -> bool:
-    """Whether a parameter carries the noise of another optimizer."""
-    carrier: NoisyWeights | None = _CARRIERS.get(p, lambda: None)()
-    return carrier is not None and carrier is not own and p in carrier.carried.terms
+REST = "rest"
+"""The reason why the weights of a known model are clean outside of its training passes."""
 
 
 @contextmanager
 def held_clean(params: Iterable[Tensor]) -> Iterator[None]:
-    """Keep parameters free of the noise of whichever optimizer trains them."""
-    found = (_CARRIERS.get(p, lambda: None)() for p in params)
-    carriers: list[NoisyWeights] = list({id(c): c for c in found if c is not None}.values())
+    """Keep parameters, and forward passes with them, free of noise inside a ``with`` block."""
+    owners = noise_owners(params)
     reason = object()
     try:
-        for carrier in carriers:
-            carrier.hold(reason)
+        for owner in owners:
+            owner.hold(reason)
         yield
     finally:
-        for carrier in carriers:
-            carrier.release(reason)
+        for owner in owners:
+            owner.release(reason)
+
+
+def clean_copy(p: Tensor) -> Tensor:
+    """Copy of a parameter's clean weights, whichever optimizer trains it."""
+    for owner in noise_owners([p]):
+        if isinstance(owner, NoisyWeights) and p in owner.carried.terms:
+            return owner.peek(p)
+    return p.detach().clone()
+
+
+def as_trained(p: Tensor) -> Tensor:
+    """A parameter with the noise that a training forward pass sees; its gradient goes to ``p``."""
+    for owner in noise_owners([p]):
+        if isinstance(owner, forward.ForwardNoise) and p in owner.carried.terms:
+            return owner.perturbed(p) if owner.used != NEVER else p
+    return p
+
+
+def end_other_noise(params: Iterable[Tensor], own: object) -> None:
+    """Take the noise of other optimizers off parameters, for good."""
+    others = [owner for owner in forward.OWNERS if owner is not own]
+    for other in others:
+        noisy = isinstance(other, NoisyWeights) and other.noisy
+        if noisy and not other.eps.terms.keys().isdisjoint(params):
+            reason = object()
+            other.hold(reason)
+            other.eps = NONE
+            other.release(reason)
 
 
 class NoisyWeights:
-    """Puts noise on parameters and takes it off, and notices if somebody else writes to them."""
+    """Puts noise on parameters and takes it off, and notices if somebody else writes to them.
 
-    def __init__(self, keep: Keeping) -> None:
+    Args:
+        params: all that the optimizer trains.
+        keep: how the clean weights are restored.
+        model: with it, noise comes on in a training forward pass and goes off in the next step.
+            Without it, noise is on all the time between steps.
+    """
+
+    used = NEVER
+    always = False
+
+    def __init__(
+        self, params: Collection[Tensor], keep: Keeping, model: nn.Module | None = None
+    ) -> None:
+        self.params = params
         self.keep = keep
+        self.model = model
         self.eps = NONE
         self.noisy = False
-        self.holds: set[object] = set()
+        self.passes = 0
+        self.holds: set[object] = set() if model is None else {REST}
         self._torn = False
         self._written: dict[Tensor, tuple[int, int]] = {}
-        self._listed: set[Tensor] = set()
+        self._set_aside: dict[Tensor, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._register()
+
+    def _register(self) -> None:
+        forward.register(self)
+        if self.model is not None:
+            forward.install(self.model, self)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.noisy and self.eps.terms and not self.keep.survives:
@@ -58,17 +103,34 @@ class NoisyWeights:
                 "in replay mode an optimizer can be copied or pickled only inside "
                 "`with optimizer.denoised():`"
             )
-        # Whoever holds the weights clean now will not release the copy: it begins in eval mode.
-        holds = {"eval"} if self.holds else set()
-        return self.__dict__ | {"holds": holds, "_written": {}, "_listed": set()}
+        # Those who hold the weights clean now will not release the copy: it begins in eval mode.
+        holds = ({"eval"} if self.held else set()) | (self.holds & {REST})
+        dropped: dict[str, Any] = {"_written": {}, "_hooks": [], "_set_aside": {}}
+        dropped["params"] = set(self.params)
+        return {k: v for k, v in self.__dict__.items() if k != "used"} | {"holds": holds} | dropped
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._register()
         if self.noisy:
             # A model that was copied along may have been copied clean.
             with torch.no_grad():
                 self.keep.write(self.eps)
             self._remember()
+
+    def __del__(self) -> None:
+        # The model outlives its optimizer, and shall be clean.
+        if self.__dict__.get("noisy") and not self._torn and not sys.is_finalizing():
+            self._end_hooks()
+            unchanged = {p: t for p, t in self.eps.terms.items() if not self._changed(p)}
+            with torch.no_grad():
+                self.keep.remove(Perturbation(unchanged))
+            self.noisy = False
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody asked for clean weights, beyond the time between training passes."""
+        return bool(self.holds - {REST})
 
     @property
     def carried(self) -> Perturbation:
@@ -91,6 +153,7 @@ class NoisyWeights:
             with self._writing():
                 self.keep.remove(self.eps)
             self.noisy = False
+            self._end_hooks()
             reshard(self.eps.terms)
         self.holds.add(reason)
 
@@ -104,6 +167,7 @@ class NoisyWeights:
         """Put the noise on clean weights, unless they are held."""
         if self.holds:
             return
+        end_other_noise(self.eps.terms, self)
         with torch.no_grad():
             self.keep.prepare(self.eps, updated=updated)
         self.noisy = True
@@ -113,9 +177,11 @@ class NoisyWeights:
 
     def lend(self) -> Perturbation:
         """Show the clean weights to the inner optimizer; returns what ``take_back`` needs."""
-        # Writes that leave no trace are looked for now and then: the habit shows at once.
+        # Writes that leave no trace are looked for in full at power-of-two draws only.
         draws = max((term.draw.number for term in self.carried.terms.values()), default=0)
         self.check_untouched(thorough=draws.bit_count() == 1)
+        if self.model is not None:
+            self.hold(REST, thorough=False)
         lent = self.carried
         with self._writing():
             self.keep.lend(lent)
@@ -125,7 +191,8 @@ class NoisyWeights:
         """Perturb the updated weights."""
         with torch.no_grad():
             self.keep.take_back(lent)
-        self.eps = eps
+        if eps is not self.eps:
+            self.eps, self.passes = eps, 0
         self.apply(updated=lent)
 
     def replace(self, eps: Perturbation) -> None:
@@ -156,6 +223,86 @@ class NoisyWeights:
             self._written[p] = _mark(p)
         return found
 
+    def peek(self, p: Tensor) -> Tensor:
+        """As :meth:`clean_copy`, without a write to the parameter that autograd would notice."""
+        if self.keep.survives:
+            return self.clean_copy(p)
+        with torch.no_grad():
+            found = p.detach().clone()
+            local(found).copy_(self.eps.result(p, local(p), factor=-1))
+        return found
+
+    # Forward passes of a known model.
+
+    def enter(self, slots: list[ModuleParameter], *, training: bool) -> Callable[[], None] | None:
+        """Put the noise on for a training pass; take it off while another pass runs."""
+        if self.model is None:
+            return None
+        if self.always and not self.held:
+            if self.noisy:
+                return None
+            self.release(REST)
+            return lambda: self.hold(REST, thorough=False)
+        if training and not self.held:
+            self.release(REST)
+            self._begin_hooks()
+            self.passes += 1
+            return None
+        if not self.noisy or self._set_aside:
+            return None
+        self._suspend()
+        return self._resume
+
+    def _suspend(self) -> None:
+        """Show clean weights for a while, in a way that a pending backward pass does not notice."""
+        with torch.no_grad():
+            for p in self.eps.terms:
+                clean = self.peek(p)
+                if is_sharded(p):
+                    self._set_aside[p] = local(p).clone()
+                    local(p).copy_(local(clean))
+                else:
+                    self._set_aside[p], p.data = p.data, clean
+        reshard(self.eps.terms)
+
+    def _resume(self) -> None:
+        with torch.no_grad():
+            for p in list(self._set_aside):
+                noisy = self._set_aside.pop(p)
+                if is_sharded(p):
+                    local(p).copy_(noisy)
+                else:
+                    p.data = noisy
+        self._remember()
+
+    def _begin_hooks(self) -> None:
+        """Let the model's ``state_dict()`` give clean weights until the noise is off."""
+        if self.model is None or self._hooks:
+            return
+        ref = weakref.ref(self)
+
+        def clean_state(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+            if (weights := ref()) is not None:
+                weights._clean_state(state, prefix)
+
+        modules = self.model.modules()
+        self._hooks = [module.register_state_dict_post_hook(clean_state) for module in modules]
+
+    def _clean_state(self, state: dict[str, Any], prefix: str) -> None:
+        live = {local(p).data_ptr(): p for p in self.carried.terms if local(p).numel()}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and not value.requires_grad and key.startswith(prefix):
+                p = live.get(local(value).data_ptr())
+                if p is not None and p.shape == value.shape:
+                    state[key] = self.peek(p)
+
+    def _end_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # Writes by others.
+
     def check_untouched(self, *, thorough: bool = True) -> None:
         """Refuse to go on if somebody else changed perturbed weights.
 
@@ -175,9 +322,9 @@ class NoisyWeights:
         if self._changed(p, thorough=thorough):
             raise RuntimeError(
                 f"parameter {self.eps.terms[p].slot.number} of shape {tuple(p.shape)} was changed "
-                "while it carried noise; change weights inside `with optimizer.denoised():` or "
-                "guard the model. If it is now as the clean weights shall be, call "
-                "optimizer.accept_weights()"
+                "while it carried noise; change weights inside `with optimizer.denoised():`, or "
+                "make the optimizer with the model. If it is now as the clean weights shall be, "
+                "call optimizer.accept_weights()"
             )
 
     def _changed(self, p: Tensor, *, thorough: bool = True) -> bool:
@@ -191,16 +338,20 @@ class NoisyWeights:
 
     def _remember(self) -> None:
         """Note how we leave the weights, to notice if somebody else writes to them."""
-        if self._listed != self.eps.terms.keys():
-            self._listed = set(self.eps.terms)
-            _CARRIERS.update(dict.fromkeys(self._listed, weakref.ref(self)))
         self._written = {p: _mark(p) for p in self.eps.terms}
         reshard(self.eps.terms)
 
-    # Checkpoints.
+    # Checkpoints of parameters that carry noise between steps.
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of what a checkpoint holds for each parameter."""
+        return self.keep.keys if self.model is None else ()
 
     def saved(self, p: Tensor) -> tuple[Any, ...]:
-        """What a checkpoint holds for a parameter, by the names in ``keep.keys``."""
+        """What a checkpoint holds for a parameter, by the names in ``keys``."""
+        if not self.keys:
+            return ()
         with torch.no_grad():
             return self.keep.saved(p, self.carried)
 
@@ -218,18 +369,13 @@ class NoisyWeights:
         """
         with torch.no_grad():
             found = self.keep.recognise(p, local(p), saved, eps)
-            if found is None and p in self.carried.terms and not self._touched(p):
-                # A guarded model takes clean weights up and perturbs them by the present noise.
-                under = local(self.clean_copy(p))
-                found = "clean" if self.keep.recognise(p, under, saved, eps) == "clean" else None
             for other in others:
                 found = found or self.keep.recognise(p, local(p), saved, other)
         if found is None and not self.holds:
             raise ValueError(
                 f"parameter {eps.terms[p].slot.number} of shape {tuple(p.shape)} holds neither the "
                 "clean nor the perturbed weights that this state was saved with; load the model's "
-                "weights of the same moment first. To go on from other weights, which are taken "
-                "for clean, load inside `with optimizer.denoised():`"
+                "weights before the optimizer's. An optimizer made with the model takes any order"
             )
         return found
 
@@ -256,6 +402,20 @@ class NoisyWeights:
                 self.keep.load_noisy(p, saved[p], after, noisy=p in noisy)
         self._torn = False
         self._remember()
+
+
+def noisy_weights(
+    params: Sequence[Tensor], keep: Keeping, model: nn.Module | None
+) -> NoisyWeights | forward.ForwardNoise:
+    """The way in which an optimizer's weights carry noise.
+
+    With a model, perturbed tensors stand in for parameters during a forward pass. Sharded
+    parameters, which are gathered from their own memory, and replay mode, which needs no memory,
+    carry their noise in place.
+    """
+    if model is None or not isinstance(keep, Exact) or any(map(is_sharded, params)):
+        return NoisyWeights(set(params), keep, model)
+    return forward.ForwardNoise(set(params), model)
 
 
 def _mark(p: Tensor) -> tuple[int, int]:

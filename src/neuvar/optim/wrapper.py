@@ -5,29 +5,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
 from neuvar.noise import Draw
 from neuvar.optim import auto
 from neuvar.optim.auto import AUTO
+from neuvar.optim.forward import ForwardNoise, install, use
 from neuvar.optim.keeping import Exact, Keeping
 from neuvar.optim.layout import check_parameters, is_sharded, slots
-from neuvar.optim.weights import NoisyWeights, foreign_noise
-
-F = TypeVar("F", bound=Callable[..., Any])
+from neuvar.optim.weights import NoisyWeights, end_other_noise, noisy_weights
 
 PREFIX = "nvrm_"
 """Marks what is ours in a state dict, where the inner optimizer's state stands beside it."""
-
-
-def not_compiled(*, recursive: bool = True) -> Callable[[F], F]:
-    """Keep torch.compile out of a function: it shall compile the inner optimizer's step alone."""
-    return torch.compiler.disable(recursive=recursive)  # type: ignore[no-any-return]
 
 
 class Wrapper(Optimizer):
@@ -45,7 +39,7 @@ class Wrapper(Optimizer):
     inner: Optimizer
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
-    _weights: NoisyWeights
+    _weights: NoisyWeights | ForwardNoise
 
     def __init__(
         self,
@@ -58,10 +52,12 @@ class Wrapper(Optimizer):
         sampler: str,
         rank: int = 0,
         keep: Keeping | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         _check_inner(inner)
         if (b is None) == (std is None):
-            raise ValueError(f"give either b or std, got b={b!r} and std={std!r}")
+            also = ', or b="auto"' if self.controls_b else ""
+            raise ValueError(f"give either b or std{also}; got b={b!r} and std={std!r}")
         if std is not None:
             b = noise_.b_from_std(noise, std)
         elif b != AUTO:
@@ -80,8 +76,12 @@ class Wrapper(Optimizer):
         ]
         for group in groups:
             self._check_group(group)
-        self._weights = NoisyWeights(keep or Exact())
-        self._check_parameters([p for group in groups for p in group["params"]])
+        params = [p for group in groups for p in group["params"]]
+        self._check_parameters(params)
+        if model is not None:
+            _check_model(model, groups)
+        self._weights = noisy_weights(params, keep or Exact(), model)
+        end_other_noise(params, self._weights)
         # The base initialiser would build groups and state of its own; ours are the inner's.
         # Unpickling sets up hooks and the profiled step without that.
         own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
@@ -129,8 +129,14 @@ class Wrapper(Optimizer):
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
         self._check_group(group)
         self._check_parameters([*self._parameters(), *_tensors(group["params"])])
+        if self._weights.model is not None:
+            _check_model(self._weights.model, [group])
         self.inner.add_param_group({**param_group, "params": group["params"]})
         self._adopt(self.inner.param_groups[-1:])
+        end_other_noise(_tensors(group["params"]), self._weights)
+        if (model := self._weights.model) is not None:
+            install(model, self._weights)  # parts of it may be new
+        self._slots()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form."""
@@ -148,9 +154,10 @@ class Wrapper(Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a saved state: the inner optimizer's, the counters and the noise.
+        """Load a saved state: the inner optimizer's, the counters and the noise.
 
-        Load the model's weights first: they are compared with the state.
+        An optimizer made with its model takes it before or after the model's own state. One made
+        from parameters alone needs the model's weights first: they are compared with the state.
         """
         found = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -185,12 +192,14 @@ class Wrapper(Optimizer):
         rank = self._latest().rank
         self._record([Draw(*group["drawn"])._replace(rank=rank) for group in groups])
         accept()
+        use(self._weights)
 
     @contextmanager
     def denoised(self) -> Iterator[None]:
-        """Restore the clean weights inside a ``with`` block, and the very same noise after it.
+        """Keep forward passes clean inside a ``with`` block; the very same noise comes back after.
 
-        What is done to the weights inside is kept. Blocks may be nested.
+        An optimizer made from parameters alone also restores the clean weights meanwhile. What is
+        done to the weights inside is kept. Blocks may be nested.
         """
         reason = object()
         self._weights.hold(reason)
@@ -199,6 +208,25 @@ class Wrapper(Optimizer):
         finally:
             self._weights.release(reason)
 
+    @contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Let all forward passes inside a ``with`` block see the present noise, in any mode.
+
+        No-op for an optimizer made from parameters alone, whose weights carry noise anyway.
+        """
+        weights, before = self._weights, self._weights.always
+        weights.always = True
+        try:
+            yield
+        finally:
+            weights.always = before
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether there is noise that :meth:`perturbed` shows, or that weights carry now."""
+        weights = self._weights
+        return bool((weights.eps if weights.model is not None else weights.carried).terms)
+
     def eval(self) -> None:
         """Restore the clean weights until :meth:`train` is called. May be called twice."""
         self._weights.hold("eval")
@@ -206,6 +234,7 @@ class Wrapper(Optimizer):
     def train(self) -> None:
         """Put back the noise that :meth:`eval` took away. May be called twice."""
         self._weights.release("eval")
+        use(self._weights)
 
     def clean_copy(self, p: Tensor) -> Tensor:
         """Copy of the clean weights of a parameter, perturbed or not."""
@@ -227,12 +256,6 @@ class Wrapper(Optimizer):
 
     def _check_parameters(self, params: list[Tensor]) -> None:
         check_parameters(params)
-        for number, p in enumerate(params):
-            if foreign_noise(p, self._weights):
-                raise ValueError(
-                    f"parameter {number} of shape {tuple(p.shape)} carries the noise of another "
-                    "optimizer; call eval() on that one first"
-                )
 
     # Groups and draws.
 
@@ -287,6 +310,7 @@ class Wrapper(Optimizer):
         known = self._known_slots
         if len(known) != len(params) or any(map(operator.is_not, known, params)):
             self._known_slots = slots(params)
+            self._weights.params = self._known_slots.keys()
         return self._known_slots
 
     def _closure_loss(self, closure: Callable[[], Any] | None) -> Any:
@@ -377,6 +401,20 @@ def _checked_record(drawn: Sequence[Any]) -> Draw:
         raise ValueError(f"the state dict's 'drawn' is no record of a draw: {drawn!r}")
     noise_.family(drawn[2])
     return Draw(*drawn)
+
+
+def _check_model(model: object, groups: list[dict[str, Any]]) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    known = set(model.parameters())
+    for index, group in enumerate(groups):
+        for p in _tensors(group["params"]):
+            if p not in known and group["b"] != 0:
+                raise ValueError(
+                    f"group {index} has a parameter of shape {tuple(p.shape)} that is not in "
+                    "model, so no forward pass would give it noise; add its module to model, or "
+                    "give the group b=0"
+                )
 
 
 def _check_inner(inner: object) -> None:

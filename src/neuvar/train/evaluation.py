@@ -98,6 +98,11 @@ def clean_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]
     return optimizer.denoised() if isinstance(optimizer, Wrapper) else nullcontext()
 
 
+def perturbed_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]:
+    """Let forward passes see an optimizer's noise in any mode, if it is one that has any."""
+    return optimizer.perturbed() if isinstance(optimizer, Wrapper) else nullcontext()
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Automatic mixed precision, or none."""
     if precision not in PRECISIONS:

@@ -29,7 +29,7 @@ OPTIMIZERS = (
 
 def make_optimizer(
     name: str,
-    params: Iterable[nn.Parameter],
+    params: nn.Module | Iterable[nn.Parameter],
     *,
     lr: float,
     momentum: float = 0.0,
@@ -43,7 +43,7 @@ def make_optimizer(
 
     Args:
         name: "sgd", "adam" or "adamw"; one of these after "nvrm-" or "sam-"; "psgd" or "sgld".
-        params: what it trains.
+        params: what it trains: a model, which then holds clean weights at any time, or parameters.
         lr: learning rate.
         momentum: of SGD, plain or inside another, and of PSGD and SGLD.
         weight_decay: in the gradient, for AdamW apart from it.
@@ -54,13 +54,15 @@ def make_optimizer(
         seed: of the noise.
 
     >>> model = nn.Linear(4, 2)
-    >>> type(make_optimizer("nvrm-adam", model.parameters(), lr=1e-3, b=0.03)).__name__
+    >>> type(make_optimizer("nvrm-adam", model, lr=1e-3, b=0.03)).__name__
     'NVRM'
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
     kind, _, inner = name.rpartition("-")
     _refuse_unused(name, momentum=momentum, b=b, rho=rho, noise=noise)
+    model = params if isinstance(params, nn.Module) else None
+    params = params.parameters() if isinstance(params, nn.Module) else params
     settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     if inner in ("sgd", "psgd", "sgld"):
         settings["momentum"] = momentum
@@ -70,7 +72,7 @@ def make_optimizer(
         return SGLD(params, temperature=scale("b", b) ** 2 / 2, seed=seed, **settings)
     plain = INNER[inner](params, **settings)
     if kind == "nvrm":
-        return NVRM(plain, b=b, noise=noise, seed=seed)
+        return NVRM(plain, model=model, b=b, noise=noise, seed=seed)
     return SAM(plain, rho=rho) if kind == "sam" else plain
 
 

@@ -146,7 +146,7 @@ def find_b(
             some = first_examples(itertools.chain([one], rest), examples)
         first = _first_loss(trained, loss, some)
         inner = (optimizer or _plain_sgd)(trained.parameters())
-        noisy = NVRM(inner, b="auto", noise=noise, seed=seed)
+        noisy = NVRM(inner, model=trained, b="auto", noise=noise, seed=seed)
         groups = [group for group in noisy.param_groups if "auto" in group]
         weights = [p for group in groups for p in group["params"] if p.requires_grad]
         if not weights:
@@ -220,8 +220,8 @@ def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM
         value = loss(*feed_batch(model, batch))
         if not math.isfinite(float(value.detach())):
             raise ValueError("the loss is not finite; try a smaller learning rate")
+        optimizer.report_loss(value)
         value.backward()
-        optimizer.tell(value)
         optimizer.step()
 
 

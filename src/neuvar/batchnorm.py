@@ -1,0 +1,88 @@
+"""Statistics of batch normalisation at the clean weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from neuvar.optim.wrapper import Wrapper
+
+
+def reestimate_batchnorm(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    optimizer: Wrapper | None = None,
+    feed: Callable[[nn.Module, Any], Any] | None = None,
+) -> int:
+    """Estimate the statistics of batch normalisation anew, at the clean weights.
+
+    While training, they were gathered at perturbed weights. Each becomes the mean over all
+    batches; everything but batch normalisation runs in evaluation mode. Momentum, modes and
+    weights are left as found, and so are the statistics if anything fails.
+
+    Args:
+        model: any module; without batch normalisation nothing is done.
+        batches: tensors, tuples or lists whose first item is the input, or dicts of keyword
+            arguments.
+        optimizer: the optimizer whose noise is to be taken off meanwhile.
+        feed: called as ``feed(model, batch)`` in place of the above.
+
+    Returns:
+        How many batches were seen.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
+    5
+    """
+    if optimizer is not None and not isinstance(optimizer, Wrapper):
+        raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not norms:
+        return 0
+    modes = {module: module.training for module in model.modules()}
+    momenta = [norm.momentum for norm in norms]
+    before = [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
+    seen = 0
+    try:
+        with torch.no_grad(), optimizer.denoised() if optimizer is not None else nullcontext():
+            model.eval()
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean over batches
+            for batch in batches:
+                (feed or _feed)(model, batch)
+                seen += 1
+        if not seen:
+            raise ValueError("batches is empty; batch normalisation needs at least one")
+    except BaseException:
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, buffer in buffers.items():
+                getattr(norm, name).copy_(buffer)
+        raise
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+    return seen
+
+
+def _feed(model: nn.Module, batch: Any) -> Any:
+    """Run the model on a batch of one of the usual shapes."""
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if isinstance(batch, dict):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)) and batch:
+        return model(batch[0])
+    raise ValueError(
+        f"a batch must be a tensor, a tuple or a dict, got {type(batch).__name__}; "
+        "for others give feed(model, batch)"
+    )
