@@ -48,6 +48,7 @@ def carry_out(
     """
     # Here, not above: ``neuvar list`` needs the experiments but not torch.
     import torch
+    import torch._dynamo  # the first optimizer would import it, on the time of the run
 
     from neuvar.experiments.place import Place
     from neuvar.experiments.sequence import carry_out_tasks
