@@ -155,7 +155,7 @@ def cost(rounds: int = 9, steps: int = 40) -> str:
         ways = {}
         for b in (0.03, "auto"):
             model = build(name, classes=10, seed=0, shape=shape)
-            ways[b] = model, NVRMSGD(model.parameters(), lr=0.1, momentum=0.9, b=b)
+            ways[b] = model, NVRMSGD(model, lr=0.1, momentum=0.9, b=b)
         times: dict[Any, list[float]] = {b: [] for b in ways}
         for _ in range(rounds):
             for b, (model, optimizer) in ways.items():
@@ -163,8 +163,8 @@ def cost(rounds: int = 9, steps: int = 40) -> str:
                 for _ in range(steps):
                     optimizer.zero_grad()
                     loss = cross_entropy(model(x), y)
+                    optimizer.report_loss(loss)
                     loss.backward()
-                    optimizer.tell(loss)
                     optimizer.step()
                 times[b].append(time.perf_counter() - began)
         ratios = [a / f for a, f in zip(times["auto"], times[0.03], strict=True)]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from networks import Case
-from neuvar import NVRM
+from neuvar import NVRMSGD, NVRMAdam, NVRMAdamW
 
+NAMED = {torch.optim.SGD: NVRMSGD, torch.optim.Adam: NVRMAdam, torch.optim.AdamW: NVRMAdamW}
 B = 1e-3
 """Scale of the noise; the cost does not depend on it."""
 
@@ -46,18 +47,20 @@ def ordinary_step(model: nn.Module, optimizer: torch.optim.Optimizer, data: Data
     return loss.detach()
 
 
-def plain(case: Case, data: Data) -> Trainer:
-    """The inner optimizer by itself."""
+def plain(case: Case, data: Data, *, fused: bool | None = None) -> Trainer:
+    """The inner optimizer by itself: torch's default, or with fused kernels."""
     model = case.build()
-    optimizer = case.inner(model.parameters(), **case.options)
+    optimizer = case.inner(model.parameters(), **case.options, fused=fused)
     return Trainer(model, partial(ordinary_step, model, optimizer, data), partial(copies, model))
 
 
-def nvrm(case: Case, data: Data, *, mode: str, sampler: str) -> Trainer:
-    """NVRM around the inner optimizer."""
+def nvrm(
+    case: Case, data: Data, *, mode: str = "exact", sampler: str = "table", known: bool = True
+) -> Trainer:
+    """NVRM by name, made with the model or from its parameters."""
     model = case.build()
-    inner = case.inner(model.parameters(), **case.options)
-    optimizer = NVRM(inner, b=B, mode=mode, sampler=sampler)
+    given = model if known else model.parameters()
+    optimizer = NAMED[case.inner](given, **case.options, b=B, mode=mode, sampler=sampler)
 
     def clean() -> list[Tensor]:
         with optimizer.denoised():
@@ -95,7 +98,7 @@ class NaiveNVRM:
 def naive(case: Case, data: Data) -> Trainer:
     """The paper's update, written naively around the inner optimizer."""
     model = case.build()
-    inner = case.inner(model.parameters(), **case.options)
+    inner = case.inner(model.parameters(), **case.options, fused=True)
     optimizer = NaiveNVRM(inner, list(model.parameters()))
 
     def clean() -> list[Tensor]:
@@ -126,7 +129,7 @@ def sam(case: Case, data: Data) -> Trainer:
     """SAM around the inner optimizer: a second pass at the perturbed weights."""
     model = case.build()
     inputs, targets = data
-    optimizer = SAM(model.parameters(), case.inner, **case.options)
+    optimizer = SAM(model.parameters(), case.inner, **case.options, fused=True)
 
     def passes() -> Tensor:
         optimizer.zero_grad()
@@ -144,10 +147,11 @@ def sam(case: Case, data: Data) -> Trainer:
 
 CONTENDERS: dict[str, Callable[[Case, Data], Trainer]] = {
     "plain": plain,
-    "exact table": partial(nvrm, mode="exact", sampler="table"),
-    "exact fresh": partial(nvrm, mode="exact", sampler="fresh"),
-    "replay table": partial(nvrm, mode="replay", sampler="table"),
-    "replay fresh": partial(nvrm, mode="replay", sampler="fresh"),
+    "fused": partial(plain, fused=True),
+    "NVRM": nvrm,
+    "NVRM replay": partial(nvrm, mode="replay"),
+    "NVRM fresh": partial(nvrm, sampler="fresh"),
+    "NVRM parameters": partial(nvrm, known=False),
     "naive": naive,
     "IVON": ivon,
     "SAM": sam,
@@ -159,7 +163,7 @@ def check(name: str, trainer: Trainer) -> None:
     """Make sure that a contender, in its next step, does what it ought to.
 
     SAM goes forward twice and all others once; the gradient of the last pass is taken at weights
-    other than the clean ones for all but the plain optimizer; the step moves the clean weights,
+    other than the clean ones for all but the plain optimizers; the step moves the clean weights,
     and loss and gradients are finite.
     """
     seen: list[list[Tensor]] = []
@@ -173,7 +177,8 @@ def check(name: str, trainer: Trainer) -> None:
 
     faults = {
         f"went forward {len(seen)} times": len(seen) != (2 if name == "SAM" else 1),
-        "took its gradient at the wrong weights": same(seen[-1], before) != (name == "plain"),
+        "took its gradient at the wrong weights": same(seen[-1], before)
+        != (name in ("plain", "fused")),
         "did not move its weights": same(trainer.clean(), before),
         "has a loss or gradients that are not finite": not all_finite(trainer, loss),
     }

@@ -63,12 +63,13 @@ def pixels(images: Tensor) -> Tensor:
 
 def train_task(
     model: nn.Module, split: Split, run: Run, penalty: Penalty | None, draws: torch.Generator
-) -> tuple[Any, float]:
-    """One epoch with a new optimizer; returns it and the penalty's mean share of the loss."""
+) -> float:
+    """One epoch with a new optimizer; returns the penalty's mean share of the loss."""
+    model.train()
     optimizer: Any = torch.optim.Adam(model.parameters(), weight_decay=1e-4)
     if run.b:
         seed = int(torch.randint(1 << 31, (), generator=draws))
-        optimizer = neuvar.NVRM(optimizer, b=run.b, seed=seed)
+        optimizer = neuvar.NVRM(optimizer, model=model, b=run.b, seed=seed)
     shares = []
     for index in torch.randperm(len(split), generator=draws).split(256):
         optimizer.zero_grad()
@@ -80,7 +81,7 @@ def train_task(
         optimizer.step()
         if penalty is not None:
             penalty.after_step(model)
-    return optimizer, statistics.mean(shares) if shares else 0.0
+    return statistics.mean(shares) if shares else 0.0
 
 
 @torch.no_grad()
@@ -99,11 +100,10 @@ def carry_out(run: Run, stream: Stream) -> dict[str, Any]:
     began, tests, history, shares = time.perf_counter(), [], [], []
     for task in stream:
         split = task.train
-        optimizer, share = train_task(model, split, run, penalty, draws)
+        share = train_task(model, split, run, penalty, draws)
         if penalty is not None and task is not stream[-1]:
             penalty.after_task(model, pixels(split.images[:LOOKED_AT]))
-        if run.b:
-            optimizer.eval()
+        model.eval()
         shares.append(share)
         tests.append(task.test)
         history.append([round(accuracy(model, test), 4) for test in tests])

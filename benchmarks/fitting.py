@@ -51,7 +51,7 @@ def by_hand(run: Tasks, tasks: list[Any]) -> list[list[float]]:
     model = mlp(seed=run.seed)
     optimizer: Any = make_optimizer(
         run.optimizer,
-        model.parameters(),
+        model,
         lr=run.lr,
         weight_decay=run.weight_decay,
         b=run.b,
@@ -64,8 +64,6 @@ def by_hand(run: Tasks, tasks: list[Any]) -> list[list[float]]:
             optimizer.zero_grad()
             cross_entropy(model(inputs[index]), labels[index]).backward()
             optimizer.step()
-        if run.b:
-            optimizer.eval()
         model.eval()
         with torch.no_grad():
             found.append(
@@ -79,8 +77,6 @@ def by_hand(run: Tasks, tasks: list[Any]) -> list[list[float]]:
                     for _, _, _, test, right in tasks[: number + 1]
                 ]
             )
-        if run.b:
-            optimizer.train()
     return found
 
 

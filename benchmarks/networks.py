@@ -21,6 +21,7 @@ class Case:
 
     ``steps`` training steps are timed together; ``settle`` ones before them, not timed, bring the
     contender's own weights back into the caches. ``seconds`` is what the timing may take.
+    ``targets`` are the largest ratios to torch's default and to its fused optimizer.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Case:
     batch: int
     inner: type[torch.optim.Optimizer]
     options: dict[str, Any]
-    target: float
+    targets: tuple[float, float]
     steps: int
     settle: int
     seconds: float
@@ -126,24 +127,24 @@ SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 CASES = [
     Case(
         name="mlp", title="784-1024-1024-10, Adam", network=mlp, data=vectors, batch=256,
-        inner=torch.optim.Adam, options={"lr": 1e-3}, target=1.07,
+        inner=torch.optim.Adam, options={"lr": 1e-3}, targets=(0.90, 1.05),
         steps=3, settle=1, seconds=80,
     ),
     Case(
         name="resnet-10", title="ResNet-10, width 16, SGD",
         network=lambda: resnet(16, (1, 1, 1, 1)), data=images, batch=128,
-        inner=torch.optim.SGD, options=SGD, target=1.03,
+        inner=torch.optim.SGD, options=SGD, targets=(1.03, 1.03),
         steps=1, settle=0, seconds=80,
     ),
     Case(
         name="resnet-34", title="ResNet-34, SGD",
         network=lambda: resnet(64, (3, 4, 6, 3)), data=images, batch=32,
-        inner=torch.optim.SGD, options=SGD, target=1.03,
+        inner=torch.optim.SGD, options=SGD, targets=(1.03, 1.03),
         steps=1, settle=0, seconds=140,
     ),
     Case(
         name="transformer", title="Transformer, AdamW", network=Transformer, data=texts, batch=32,
-        inner=torch.optim.AdamW, options={"lr": 1e-3}, target=1.07,
+        inner=torch.optim.AdamW, options={"lr": 1e-3}, targets=(1.03, 1.03),
         steps=1, settle=0, seconds=80,
     ),
 ]  # fmt: skip

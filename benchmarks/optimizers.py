@@ -1,4 +1,4 @@
-"""What NVRM costs, beside its peers: full training steps as ratios to the plain inner optimizer.
+"""What NVRM costs, beside its peers: full training steps as ratios to torch's own optimizers.
 
 Run it as ``python benchmarks/optimizers.py [--quick] [--only NAME] [--out FILE]``.
 """
@@ -63,9 +63,9 @@ def time_turn(trainer: Trainer, case: Case) -> float:
     return taken / case.steps
 
 
-def ratio_to_plain(rounds: list[dict[str, float]], name: str) -> Ratio:
-    """Compare a contender with the plain optimizer within each round, then take quartiles."""
-    ratios = [taken[name] / taken["plain"] for taken in rounds]
+def ratio(rounds: list[dict[str, float]], name: str, base: str) -> Ratio:
+    """Compare a contender with another one within each round, then take quartiles."""
+    ratios = [taken[name] / taken[base] for taken in rounds]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(median, low, high)
 
@@ -106,8 +106,8 @@ def run_table() -> int:
         step = CONTENDERS[name](case, data).step
         step(), step()
 
-    train("exact fresh")
-    return left_behind(lambda: train("exact table"))
+    train("NVRM fresh")
+    return left_behind(lambda: train("NVRM"))
 
 
 def run(case: Case) -> Result:
@@ -120,7 +120,8 @@ def run(case: Case) -> Result:
     rounds = run_time(case)
     costs = {
         name: Cost(
-            ratio=ratio_to_plain(rounds, AGAIN if name == "plain" else name),
+            ratio=ratio(rounds, AGAIN if name == "plain" else name, "plain"),
+            to_fused=ratio(rounds, name, "fused"),
             milliseconds=1e3 * statistics.median(taken[name] for taken in rounds),
             steady=(memory[name].steady - memory["plain"].steady) / size,
             peak=(memory[name].peak - memory["plain"].peak) / size,

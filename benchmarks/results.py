@@ -17,19 +17,21 @@ import torch
 from contenders import CONTENDERS, PEERS
 from networks import Case
 
-OURS = "exact table"
+OURS = "NVRM"
 """The contender that the targets of time are about."""
 
-MEMORY_TARGETS = {"exact table": 1, "exact fresh": 1, "replay table": 0, "replay fresh": 0}
+MEMORY_TARGETS = {"NVRM": 1, "NVRM fresh": 1, "NVRM replay": 0, "NVRM parameters": 1}
 TOLERANCE = 0.02
 """What counters and the like may take, in multiples of the parameters."""
 
 LEGEND = """\
-First line: time of a full training step, divided by the plain inner optimizer's; the median over
-rounds. Second line: its quartiles. Third line: memory beyond the plain inner optimizer's, in
-multiples of the parameters, at rest between steps / at the peak of a step. Plain is a second copy
-of the inner optimizer against the first: what differs from 1 there is noise of the measurement.
-IVON takes the inner optimizer's place, so its memory is its own state less the inner's."""
+First line: time of a full training step, divided by that of torch's default optimizer; the median
+over rounds. Second line: its quartiles. Third line: the same divided by that of torch's fused
+optimizer. Fourth line: memory beyond the default optimizer's, in multiples of the parameters, at
+rest between steps / at the peak of a step. Plain is a second copy of torch's default optimizer
+against the first: what differs from 1 there is noise of the measurement. NVRM is the named form made
+with the model; naive and SAM are around the fused optimizer. IVON takes the inner optimizer's place,
+so its memory is its own state less the inner's."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Cost:
     """What a contender costs; memory in multiples of the parameters, beyond the plain one's."""
 
     ratio: Ratio
+    to_fused: Ratio
     milliseconds: float
     steady: float
     peak: float
@@ -74,15 +77,21 @@ class Verdict:
 def verdicts(result: Result) -> list[Verdict]:
     """Hold a row against its targets."""
     name, costs = result.case.name, result.costs
+    found = []
+    for base, ratio, target in zip(
+        ("default", "fused"),
+        (costs[OURS].ratio, costs[OURS].to_fused),
+        result.case.targets,
+        strict=True,
+    ):
+        measured = f"{ratio.median:.3f}×, quartiles {quartiles(ratio)}"
+        what = f"time at most {target:.2f}× of the {base} optimizer"
+        found.append(Verdict(name, what, measured, ratio.median <= target))
     time = costs[OURS].ratio.median
     rival = min(PEERS, key=lambda peer: costs[peer].ratio.median)
     best = costs[rival].ratio.median
-    measured = f"{time:.3f}×, quartiles {quartiles(costs[OURS].ratio)}"
     against = f"{time:.3f}× against {best:.3f}× of {rival}"
-    found = [
-        Verdict(name, f"time at most {result.case.target}×", measured, time <= result.case.target),
-        Verdict(name, "faster than every peer", against, time < best),
-    ]
+    found.append(Verdict(name, "faster than every peer", against, time < best))
     for contender, multiple in MEMORY_TARGETS.items():
         cost = costs[contender]
         met = max(cost.steady, cost.peak) <= multiple + TOLERANCE
@@ -97,8 +106,7 @@ def quartiles(ratio: Ratio) -> str:
 
 def header() -> list[list[str]]:
     """Heading of each column, as lines."""
-    ours = {name: ["NVRM", *name.split()] for name in MEMORY_TARGETS}
-    return [["network"], *(ours.get(name, [name]) for name in CONTENDERS)]
+    return [["network"], *(name.split() for name in CONTENDERS)]
 
 
 def row(result: Result) -> list[list[str]]:
@@ -113,6 +121,7 @@ def row(result: Result) -> list[list[str]]:
         [
             f"{cost.ratio.median:.3f}×",
             quartiles(cost.ratio),
+            f"{cost.to_fused.median:.3f}×",
             # Adding 0.0 turns a rounded -0.0 into 0.0.
             f"{round(cost.steady, 2) + 0.0:.2f}/{round(cost.peak, 2) + 0.0:.2f}",
         ]

@@ -25,11 +25,11 @@ import neuvar
 from neuvar.data import load
 
 OPTIMIZERS = {
-    "table": lambda p, seed: neuvar.NVRMAdam(p, weight_decay=1e-4, b=0.03, seed=seed),
-    "fresh": lambda p, seed: neuvar.NVRMAdam(
-        p, weight_decay=1e-4, b=0.03, seed=seed, sampler="fresh"
+    "table": lambda model, seed: neuvar.NVRMAdam(model, weight_decay=1e-4, b=0.03, seed=seed),
+    "fresh": lambda model, seed: neuvar.NVRMAdam(
+        model, weight_decay=1e-4, b=0.03, seed=seed, sampler="fresh"
     ),
-    "adam": lambda p, seed: torch.optim.Adam(p, weight_decay=1e-4),
+    "adam": lambda model, seed: torch.optim.Adam(model.parameters(), weight_decay=1e-4),
 }
 
 
@@ -42,15 +42,13 @@ def permuted_mnist(data: dict[str, Tensor], name: str, seed: int) -> dict[str, o
         nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
     began = time.perf_counter()
-    optimizer = OPTIMIZERS[name](model.parameters(), seed)
+    optimizer = OPTIMIZERS[name](model, seed)
     for permutation in permutations:
         for index in torch.randperm(len(data["x_train"]), generator=generator).split(256):
             optimizer.zero_grad()
             outputs = model(data["x_train"][index][:, permutation])
             cross_entropy(outputs, data["y_train"][index]).backward()
             optimizer.step()
-    if isinstance(optimizer, neuvar.NVRM):
-        optimizer.eval()
     with torch.no_grad():
         guesses = [model(data["x_test"][:, p]).argmax(1) for p in permutations]
     accuracy = [(g == data["y_test"]).float().mean().item() for g in guesses]

@@ -29,11 +29,11 @@ from neuvar.models import mlp
 BATCH = 128
 B = 0.05
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    "Adam": lambda params, seed: torch.optim.Adam(params, lr=1e-3),
-    "NVRM-Adam": lambda params, seed: neuvar.NVRMAdam(params, lr=1e-3, b=B, seed=seed),
+    "Adam": lambda model, seed: torch.optim.Adam(model.parameters(), lr=1e-3),
+    "NVRM-Adam": lambda model, seed: neuvar.NVRMAdam(model, lr=1e-3, b=B, seed=seed),
     # For the proof: those that go less far from where they start.
-    "SGD": lambda params, seed: torch.optim.SGD(params, lr=0.01, momentum=0.9),
-    "NVRM-SGD": lambda params, seed: neuvar.NVRMSGD(params, lr=0.01, momentum=0.9, b=B, seed=seed),
+    "SGD": lambda model, seed: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+    "NVRM-SGD": lambda model, seed: neuvar.NVRMSGD(model, lr=0.01, momentum=0.9, b=B, seed=seed),
 }
 DELTA = 0.1
 GRID = [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1]
@@ -49,15 +49,13 @@ def train(name: str, data: tuple[Tensor, Tensor], *, epochs: int, seed: int) -> 
     """Train from the seed's weights on the seed's batches."""
     x, y = data
     model = mlp(seed=seed)
-    optimizer = OPTIMIZERS[name](model.parameters(), seed)
+    optimizer = OPTIMIZERS[name](model, seed)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for chosen in torch.randperm(len(x), generator=generator).split(BATCH):
             optimizer.zero_grad()
             cross_entropy(model(x[chosen]), y[chosen]).backward()
             optimizer.step()
-    if isinstance(optimizer, neuvar.NVRM):
-        optimizer.eval()
     return model
 
 

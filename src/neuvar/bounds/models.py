@@ -30,11 +30,11 @@ from neuvar.bounds.noisy import (
     several,
     zero_one,
 )
-from neuvar.optim.layout import bare
 from neuvar.measures.batches import Feed
 from neuvar.measures.checks import one_of, probability, whole_number
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Loss
+from neuvar.optim.layout import bare
 from neuvar.optim.weights import held_clean
 
 Weights = nn.Module | Mapping[str, Tensor]

@@ -68,7 +68,7 @@ def train_once(
     with Generators(torch.device(device)).seeded(seed):
         make_layers(trained, lambda: trained(_inputs_of_two(examples, device_of(trained))))
         optimizer = NVRMSGD(
-            trained.parameters(),
+            trained,
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,

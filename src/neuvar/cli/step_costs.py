@@ -110,8 +110,8 @@ def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimiz
 
 def _ordinary(network: str, batch: int, device: str, *, noisy: bool) -> Step:
     """A step of the plain optimizer, or of NVRM around it."""
-    _, inner, gradient = _prepared(network, batch, device)
-    optimizer = NVRM(inner, b=B) if noisy else inner
+    model, inner, gradient = _prepared(network, batch, device)
+    optimizer = NVRM(inner, model=model, b=B) if noisy else inner
 
     def step() -> None:
         gradient()

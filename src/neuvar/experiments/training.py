@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.data import Augmentation, Split, normalization
 from neuvar.data.batches import Normalization
 from neuvar.experiments.place import (
@@ -20,7 +21,6 @@ from neuvar.experiments.place import (
     outcome,
 )
 from neuvar.experiments.runs import Training
-from neuvar.guard import reestimate_batchnorm
 from neuvar.labels import corrupt
 from neuvar.measures import label_memorization, neural_variability
 from neuvar.models import build
