@@ -156,6 +156,7 @@ CONTENDERS: dict[str, Callable[[Case, Data], Trainer]] = {
     "IVON": ivon,
     "SAM": sam,
 }
+PLAIN = ["plain", "fused"]
 PEERS = ["naive", "IVON", "SAM"]
 
 
@@ -177,8 +178,7 @@ def check(name: str, trainer: Trainer) -> None:
 
     faults = {
         f"went forward {len(seen)} times": len(seen) != (2 if name == "SAM" else 1),
-        "took its gradient at the wrong weights": same(seen[-1], before)
-        != (name in ("plain", "fused")),
+        "took its gradient at the wrong weights": same(seen[-1], before) != (name in PLAIN),
         "did not move its weights": same(trainer.clean(), before),
         "has a loss or gradients that are not finite": not all_finite(trainer, loss),
     }
