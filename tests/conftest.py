@@ -1,8 +1,21 @@
-"""A real browser for the tests of pages, which fail if a page complains or asks for anything."""
+"""The same conditions on every machine, and a real browser for the tests of pages.
+
+A page fails its test if it complains or asks for anything.
+"""
 
 import shutil
+import signal
+import threading
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples everywhere, without limits on time: --hypothesis-profile=explore draws new ones.
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("repeat")
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -50,6 +63,17 @@ CONTRAST = """() => {
   }
   return found.sort(([a], [b]) => a - b);
 }"""
+
+
+def pytest_configure():
+    """Let tests interrupt the processes that they start.
+
+    A shell that runs the tests in the background makes them ignore SIGINT, and with them every
+    process that they start.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Visit:
