@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import neuvar
 from neuvar import NVRM, NVRMSGD, NVRMAdam, NVRMAdamW
 from neuvar.noise import Draw, standard_noise, whole_slot
+from neuvar.optim import forward
 from tests.toy import backward, batch, clean, network, same, train, weights
 
 modes = pytest.mark.parametrize("mode", ["exact", "replay"])
@@ -755,6 +756,43 @@ def test_two_optimizers_for_two_halves():
     del optimizers[0]
     gc.collect()
     assert not torch.equal(model[2](torch.ones(1, 7)), copy.deepcopy(model[2])(torch.ones(1, 7)))
+
+
+def test_an_optimizer_for_a_part_is_heeded_when_the_whole_is_called():
+    model = network()
+    whole = NVRMSGD(model[0].parameters(), lr=0.1, b=0.1, seed=1, model=model)
+    part = NVRMSGD(model[2], lr=0.1, b=0.1, seed=2)
+    other = network()
+    seconds = [
+        NVRMSGD(other[k].parameters(), lr=0.1, b=0.1, seed=seed) for k, seed in ((0, 1), (2, 2))
+    ]
+    for step in range(3):
+        for net, pair in ((model, (whole, part)), (other, seconds)):
+            net.zero_grad()
+            backward(net, step)
+            for optimizer in pair:
+                optimizer.step()
+    with seconds[0].denoised(), seconds[1].denoised():
+        assert same(weights(model), weights(other))
+
+
+def test_an_interruption_while_noise_is_made_leaves_parameters_in_place(monkeypatch):
+    model, optimizer = known()
+    real, calls = forward.added_noise, []
+
+    def interrupted(p, term):
+        calls.append(p)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(p, term)
+
+    monkeypatch.setattr(forward, "added_noise", interrupted)
+    theta = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        model(batch(0)[0])
+    assert same(state(model), theta)
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+    assert is_noisy(model, optimizer)
 
 
 def test_an_inner_optimizer_with_an_optimizer_inside():

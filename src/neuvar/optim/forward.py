@@ -13,6 +13,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -148,27 +149,28 @@ class ForwardNoise:
         """Put perturbed tensors into modules; returns what puts the parameters back."""
         if not training or self.holds:
             return None
-        swapped = []
-        for module, name, p in slots:
-            swapped.append((module, name, p, self.perturbed(p)))
-            module._parameters[name] = swapped[-1][-1]  # type: ignore[assignment]
-
-        def restore() -> None:
-            for module, name, p, noisy in swapped:
-                if module._parameters.get(name) is noisy:
-                    module._parameters[name] = p  # type: ignore[assignment]
-            for _, name, p, noisy in swapped:
-                made = self._made.get(p)
-                if made is not None and made.tensor is noisy and noisy._version != made.version:
-                    del self._made[p]
-                    raise RuntimeError(
-                        f"forward() wrote to the parameter {name!r} of shape {tuple(p.shape)} "
-                        "while it carried noise, and the write is lost; write to it outside of "
-                        "forward(), or give it a parameter group with b=0"
-                    )
-
+        swapped: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        try:
+            for module, name, p in slots:
+                swapped.append((module, name, p, self.perturbed(p)))
+                module._parameters[name] = swapped[-1][-1]  # type: ignore[assignment]
+        except BaseException:
+            _put_back(swapped)
+            raise
         self.passes += 1
-        return restore
+        return partial(self._leave, swapped)
+
+    def _leave(self, swapped: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+        _put_back(swapped)
+        for _, name, p, noisy in swapped:
+            made = self._made.get(p)
+            if made is not None and made.tensor is noisy and noisy._version != made.version:
+                del self._made[p]
+                raise RuntimeError(
+                    f"forward() wrote to the parameter {name!r} of shape {tuple(p.shape)} while it "
+                    "carried noise, and the write is lost; write to it outside of forward(), or "
+                    "give it a parameter group with b=0"
+                )
 
     def perturbed(self, p: Tensor) -> Tensor:
         """A parameter plus its noise; gradients go to the parameter."""
@@ -224,6 +226,13 @@ class ForwardNoise:
         return ()
 
 
+def _put_back(swapped: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    """Put parameters back where their perturbed tensors stand."""
+    for module, name, p, noisy in swapped:
+        if module._parameters.get(name) is noisy:
+            module._parameters[name] = p  # type: ignore[assignment]
+
+
 # Entries: how forward passes are intercepted.
 
 _ENTRIES: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
@@ -262,11 +271,6 @@ class _Entry:
         call = self.former or types.MethodType(type(module)._call_impl, module)
         return call(*args, **kwargs)
 
-    def live_owners(self) -> list[Any]:
-        """Those who have noise for this module, the last one used first."""
-        owners = [owner for ref in self.owners if (owner := ref()) is not None]
-        return sorted(owners, key=lambda owner: -owner.used)
-
 
 def _same(value: Any) -> Any:
     return value
@@ -283,7 +287,7 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         for module, inner in taken:
             module.__dict__.pop(inner.name, None)
-        _begin(entry, modules, args, endings)
+        _begin([inner for _, inner in taken], modules, args, endings)
         return entry.plain(*args, **kwargs)
     finally:
         for module, inner in taken:
@@ -294,15 +298,17 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @not_compiled()
 def _begin(
-    entry: _Entry,
+    entries: list[_Entry],
     modules: list[nn.Module],
     args: tuple[Any, ...],
     endings: list[Callable[[], None]],
 ) -> None:
-    """Let each owner begin the pass; what ends it goes into ``endings``."""
+    """Let each owner begin the pass, the last one used first; endings go into ``endings``."""
     taken: set[Tensor] = set()
     grads = torch.is_grad_enabled() or _recomputed_later(args)
-    for owner in entry.live_owners():
+    refs = {ref for entry in entries for ref in entry.owners}
+    owners = [owner for ref in refs if (owner := ref()) is not None]
+    for owner in sorted(owners, key=lambda owner: -owner.used):
         terms = owner.eps.terms
         slots = [
             (module, name, p)
