@@ -277,11 +277,13 @@ def places(name, monkeypatch, *, steps=2, moves=True):
         if not moves:
             inner.param_groups[0]["lr"] = 1e-12  # with 0, NVRM draws no noise
 
-        def watched():
+        def look(*_):
             seen.append([p.detach().clone() for p in model.parameters()])
-            gradient()
 
-        return model, inner, watched
+        # Within a forward pass: before and after it, NVRM leaves clean weights in the model.
+        first = next(m for m in model.modules() if m is not model and [*m.parameters()])
+        first.register_forward_pre_hook(look)
+        return model, inner, gradient
 
     with monkeypatch.context() as patch:
         patch.setattr(step_costs, "_prepared", prepare)
