@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from neuvar import NVRMSGD, guard
+from neuvar import NVRMSGD
 from neuvar.continual import EWC, MAS, SI
 from neuvar.schedule import BSchedule, Constant, Linear
 from neuvar.train import OPTIMIZERS, Checkpoint, fit
@@ -37,13 +37,11 @@ def looks(model):
     return {"norm": float(sum(x.double().square().sum() for x in state(model)))}
 
 
-def trained(name, *, stop=-1, checkpoint=None, seed=0, penalty=None, guarded=False, **options):
+def trained(name, *, stop=-1, checkpoint=None, seed=0, penalty=None, known=False, **options):
     """Train in objects of its own; what is asked for is in the options."""
     torch.manual_seed(seed)
     model = network(dropout=True, norm=True)
-    opt = optimizer(name, model)
-    if guarded:
-        guard(model, opt)
+    opt = optimizer(name, model, known=known)
     schedule = StepLR(opt, 1, gamma=0.7)
     torch.manual_seed(seed)
     found = fit(
@@ -117,8 +115,8 @@ class TestResume:
                 assert values == last[part]
 
     @pytest.mark.parametrize("stop", [1, 7, 13])
-    def test_a_guarded_model(self, tmp_path, stop):
-        assert_resumes(tmp_path, "nvrm-sgd", stop, guarded=True)
+    def test_a_known_model(self, tmp_path, stop):
+        assert_resumes(tmp_path, "nvrm-sgd", stop, known=True)
 
     @pytest.mark.parametrize("stop", [1, 4, 9, 16])
     def test_several_stops(self, tmp_path, stop):
@@ -137,7 +135,7 @@ class TestResume:
         """The last checkpoint is of the end: nothing is trained, everything is told."""
         path = tmp_path / "c.pt"
         expected, weights, _ = trained(name, checkpoint=Checkpoint(path, every=0))
-        found, resumed, _ = trained(name, stop=0, checkpoint=path)
+        found, resumed, _ = trained(name, stop=1, checkpoint=path)
         assert found == expected
         assert same(resumed, weights)
 
@@ -204,7 +202,7 @@ class TestBSchedule:
         path = tmp_path / "c.pt"
         with pytest.raises(StoppedError):
             self.trained(stop=stop, checkpoint=Checkpoint(path, every=0))
-        found, resumed, again, other = self.trained(checkpoint=path, initial=0.9)
+        found, resumed, again, other = self.trained(checkpoint=path)
         assert found == expected
         assert same(resumed, weights)
         assert other.steps == rule.steps
@@ -240,7 +238,7 @@ class TestTheFile:
         path = tmp_path / "a" / "b" / "c.pt"
         trained("nvrm-adam", checkpoint=Checkpoint(path, every=0))
         found = torch.load(path, weights_only=True)
-        assert found["format"] == 1
+        assert found["format"] == 2
         assert found["fit"]["epoch"] == EPOCHS
         Checkpoint(path).remove()
         Checkpoint(path).remove()
@@ -275,7 +273,7 @@ class TestTheFile:
         trained("sgd", checkpoint=Checkpoint(path, every=0))
         whole = path.read_bytes()
         if kind == "pickle":  # code that would run if it were unpickled
-            torch.save({"format": 1, "outer": {}, "fit": print}, path)
+            torch.save({"format": 2, "outer": {}, "fit": print}, path)
         else:
             broken = {
                 "garbage": b"\x80garbage",
@@ -289,8 +287,8 @@ class TestTheFile:
 
     @pytest.mark.parametrize(
         "content",
-        [{"format": 2, "outer": {}, "fit": {}}, {"format": 1, "outer": {}}, [1, 2],
-         {"format": 1, "outer": 3, "fit": {}}, {"format": 1, "outer": {}, "fit": None}],
+        [{"format": 1, "outer": {}, "fit": {}}, {"format": 2, "outer": {}}, [1, 2],
+         {"format": 2, "outer": 3, "fit": {}}, {"format": 2, "outer": {}, "fit": None}],
         ids=str,
     )  # fmt: skip
     def test_another_content_is_refused(self, tmp_path, content):

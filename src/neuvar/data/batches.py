@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neuvar.data.sets import Split
+
+HASHED_ROWS, HASHED_NUMBERS = 256, 1 << 20
+"""How many rows and numbers of a large tensor a fingerprint looks at."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,22 @@ class Batches:
             raise ValueError(f"start must be an integer from 0 to {len(self)}, got {start!r}")
         return self._epoch(number, start)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these batches from others: options, and hashes of the data.
+
+        Of the images some are hashed, of the labels all. It is the same on every device.
+        """
+        return {
+            "batch_size": self.batch_size,
+            "seed of the batches": self._seed,
+            "shuffle": self._shuffle,
+            "augment": None if self._augment is None else str(self._augment),
+            "drop_last": self._drop_last,
+            "normalize": digest([self._scale, self._shift]),
+            "images": digest([self._images]),
+            "labels": digest(self._others),
+        }
+
     def _epoch(self, number: int, start: int) -> Iterator[tuple[Tensor, ...]]:
         device, size = self._images.device, self.batch_size
         order = self.order(number).to(device)
@@ -209,6 +230,28 @@ class Batches:
     def _random(self, number: int, purpose: int) -> np.random.Generator:
         assert self._seed is not None
         return np.random.Generator(np.random.PCG64([self._seed, number, purpose]))
+
+
+def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
+    """Short hash of tensors or arrays, after a #: whole rows of labels, some rows of large others.
+
+    >>> digest([torch.arange(3)]) == digest([torch.arange(3)]) != digest([torch.arange(4)])
+    True
+    """
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(f"{tuple(part.shape)} {part.dtype};".encode())
+        rows: Any = part.reshape(1) if not part.ndim else part
+        width = math.prod(rows.shape[1:])
+        if not len(rows) * width or (isinstance(rows, Tensor) and rows.layout != torch.strided):
+            continue
+        if rows.ndim > 1 or "float" in str(rows.dtype):
+            most = max(1, min(HASHED_ROWS, HASHED_NUMBERS // width, len(rows)))
+            rows = rows[np.linspace(0, len(rows) - 1, most).astype(int).tolist()]
+        if isinstance(rows, Tensor):
+            rows = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+        found.update(np.ascontiguousarray(rows).tobytes())
+    return f"#{found.hexdigest()}"
 
 
 def _is_word(number: Any) -> bool:

@@ -110,6 +110,10 @@ class ChannelsLast:
         """Batches of one epoch; see :class:`neuvar.data.Batches`."""
         return map(channels_last, self.inner.epoch(number, start=start))
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these batches from others; the memory format does not."""
+        return self.inner.fingerprint()
+
 
 def channels_last(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A batch whose images are laid out with their channels last."""
@@ -127,7 +131,7 @@ def optimizer_for(run: Recipe, model: nn.Module, *, seed: int) -> torch.optim.Op
     """The optimizer that a run asks for."""
     return make_optimizer(
         run.optimizer,
-        model.parameters(),
+        model,
         lr=run.lr,
         momentum=run.momentum,
         weight_decay=run.weight_decay,

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-FORMAT = 1
+FORMAT = 2
+"""Files of format 1 do not say which training they are of; nobody could tell."""
 
 
 class Checkpoint:
@@ -18,19 +19,27 @@ class Checkpoint:
     A file is replaced in one move, so there is always a whole one. It is read with
     ``weights_only=True``, so nothing in it is ever executed.
 
+    The file says which training it is of: the options of the optimizer when training began, those
+    of :func:`fit`, the data and their order, and the initial weights, the last two as hashes. The
+    file of another training is refused. It is right to resume with more epochs. A program without
+    a seed has other initial weights each time: set a seed, or give ``strict=False``.
+
     Args:
         path: the file.
         every: seconds between two of them; 0 saves after each step.
+        strict: False resumes from the file of another training, too, as long as its tensors fit.
+            Learning rate, b and other options are then those of the file.
 
     Attributes:
         outer: what whoever trains several times wants to be saved along, such as which task it is.
     """
 
-    def __init__(self, path: str | Path, *, every: float = 60.0) -> None:
+    def __init__(self, path: str | Path, *, every: float = 60.0, strict: bool = True) -> None:
         if not every >= 0:
             raise ValueError(f"every must be a number of seconds >= 0, got {every!r}")
         self.path = Path(path)
         self.every = every
+        self.strict = strict
         self.outer: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = None
         self._looked = False
@@ -78,6 +87,10 @@ class Checkpoint:
         self.read()
         saved, self._saved = self._saved, None
         return saved
+
+    def give_back(self, saved: dict[str, Any]) -> None:
+        """Keep for the next :meth:`take` what could not be used."""
+        self._saved = saved
 
     def remove(self) -> None:
         """Remove the file, when all is done."""

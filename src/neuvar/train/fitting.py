@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from neuvar.continual import Penalty
 from neuvar.measures.checks import whole_number
 from neuvar.noise import scale
 from neuvar.schedule import BSchedule
+from neuvar.train.batches import Passes
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Loss
+from neuvar.train.fingerprint import note_end, of_data, options, start_of
 from neuvar.train.loop import EpochsOfBatches, Fit, Loop, Measure, Observe
 
 
 def fit(
     model: nn.Module,
-    batches: EpochsOfBatches,
+    batches: EpochsOfBatches | Iterable[Any],
     optimizer: Optimizer,
     *,
     epochs: int,
@@ -46,10 +49,19 @@ def fit(
     gradients. At the end, also by an exception, the model holds clean weights. With a checkpoint, a
     training that was stopped at any moment goes on, and ends with the very weights and numbers that
     it would have had; the random state of torch, which dropout uses, is then set to what it was.
+    The checkpoint of another training is refused; see :class:`Checkpoint`.
+
+    A :class:`neuvar.data.Batches` is saved at any step. A ``DataLoader`` or another iterable is
+    saved only between two epochs, and resumes at the beginning of the next one, exactly if its
+    order and its augmentation are drawn from global generators or from the loader's own. NumPy's
+    and Python's random states are then set, too.
 
     Args:
         model: the network, on the device where it is to be trained.
-        batches: inputs and labels; batch k of epoch e must always be the same.
+        batches: a :class:`neuvar.data.Batches`, a ``DataLoader``, a list of batches, or another
+            iterable that can be gone through once an epoch. A batch is a tuple or a list that
+            begins with inputs and labels. An object with a method ``epoch(number, start=0)`` gives
+            its batches by number, and batch k of epoch e must always be the same.
         optimizer: trains the model's parameters.
         epochs: how many there are in all.
         loss: a mean over the examples of a batch.
@@ -63,7 +75,7 @@ def fit(
         measure: called as ``measure(model)`` after each epoch, in evaluation mode, clean.
         measure_perturbed: the same, at the perturbed weights, if they carry noise; those of a
             guarded model in evaluation mode carry none.
-        checkpoint: where to save; a file that is there is gone on from.
+        checkpoint: where to save; resumes if the file exists.
         observe: called as ``observe(batch, scores)`` for every batch that is trained on, with all
             tensors of the batch and the scores that the network, perturbed as it is, gave to it.
         progress: called with the share of all steps that is done.
@@ -80,9 +92,10 @@ def fit(
     """
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
+    by_number = callable(getattr(batches, "epoch", None))
     loop = Loop(
         model=model,
-        batches=batches,
+        batches=batches if by_number else Passes(batches),  # type: ignore[arg-type]
         optimizer=optimizer,
         epochs=whole_number("epochs", epochs, least=0),
         loss=loss,
@@ -98,6 +111,33 @@ def fit(
         writer=writer,
         b_schedule=b_schedule,
     )
-    if checkpoint is not None and (saved := checkpoint.take()) is not None:
-        loop.load_state_dict(saved)
-    return loop.run(checkpoint)
+    if checkpoint is None:
+        return loop.run(None)
+    began = start_of(model)
+    loop.fingerprint = options(
+        optimizer,
+        loss=loss,
+        schedule=schedule,
+        penalty=penalty,
+        clip=loop.clip,
+        precision=precision,
+    )
+    loop.fingerprint |= of_data(loop.batches, loop.device) | {"initial weights": began}
+    _resume(loop, checkpoint)
+    try:
+        return loop.run(checkpoint)
+    finally:
+        with suppress(RuntimeError):  # what stopped us matters more
+            note_end(model, began)
+
+
+def _resume(loop: Loop, checkpoint: Checkpoint) -> None:
+    """Load what a checkpoint holds, if it has something for this training."""
+    if isinstance(loop.batches, Passes):
+        loop.batches.refuse_checkpoint()
+    if (saved := checkpoint.take()) is not None:
+        try:
+            loop.load_state_dict(saved, strict=checkpoint.strict)
+        except BaseException:
+            checkpoint.give_back(saved)
+            raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from neuvar.continual import SI, Penalty
-from neuvar.guard import bare
 from neuvar.optim import NVRM, SAM
+from neuvar.optim.layout import bare
 from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule
+from neuvar.train.batches import Passes, length
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import (
     Loss,
@@ -27,7 +28,9 @@ from neuvar.train.evaluation import (
     device_of,
     in_evaluation_mode,
     not_half,
+    perturbed_weights,
 )
+from neuvar.train.fingerprint import Fingerprint, refuse_difference
 from neuvar.train.state import kind_of, random_state, refuse_another, set_random_state
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
@@ -37,7 +40,11 @@ LOOK_EVERY = 20
 
 
 class EpochsOfBatches(Protocol):
-    """Batches that depend on the epoch's number alone, such as :class:`neuvar.data.Batches`."""
+    """Batches that depend on the epoch's number alone, such as :class:`neuvar.data.Batches`.
+
+    With a method ``fingerprint()`` that returns a dict of plain values, a checkpoint tells them
+    from others by it; without, by their first batch.
+    """
 
     def __len__(self) -> int: ...
 
@@ -77,7 +84,7 @@ class Loop:
     """What one training carries from step to step."""
 
     model: nn.Module
-    batches: EpochsOfBatches
+    batches: EpochsOfBatches | Passes
     optimizer: Optimizer
     epochs: int
     loss: Loss
@@ -95,11 +102,13 @@ class Loop:
     epoch: int = 0
     batch: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
         autocast(self.device, self.precision)  # refuses an unknown one before anything moves
-        if not len(self.batches):
+        self.count = length(self.batches)
+        if self.count == 0:
             raise ValueError("batches is empty; a training needs at least one")
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ValueError("schedule must not ask for a metric, got ReduceLROnPlateau")
@@ -153,35 +162,42 @@ class Loop:
     def _train_epoch(self, checkpoint: Checkpoint | None) -> None:
         self.model.train()
         stream = self.batches.epoch(self.epoch, start=self.batch)
-        count = len(self.batches)
+        count = self.count
+        # Only batches that can be asked for by number let a training resume inside an epoch.
+        inside = None if count is None or isinstance(self.batches, Passes) else checkpoint
         while group := list(islice(stream, self.accumulate)):
             self._step(group)
             before, self.batch = self.batch, self.batch + len(group)
-            looks = self.batch // LOOK_EVERY > before // LOOK_EVERY or self.batch == count
-            if looks and not math.isfinite(float(self.sums[0])):
-                raise _DivergedError(
-                    f"the training loss was not finite any more in epoch {self.epoch + 1}, by "
-                    f"batch {self.batch}"
-                )
-            if self.progress is not None and looks:
-                self.progress((self.epoch + self.batch / count) / self.epochs)
-            if checkpoint is not None and self.batch < count and checkpoint.due():
-                checkpoint.write(self.state_dict())
+            if self.batch // LOOK_EVERY > before // LOOK_EVERY and self.batch != count:
+                self._check_loss()
+                if self.progress is not None and count is not None:
+                    self.progress((self.epoch + min(self.batch / count, 1.0)) / self.epochs)
+            if inside is not None and self.batch != count and inside.due():
+                inside.write(self.state_dict())
+        if not self.batch:
+            raise ValueError(f"batches is empty in epoch {self.epoch + 1}")
+        self._check_loss()
+        if self.progress is not None:
+            self.progress((self.epoch + 1) / self.epochs)
         if self.schedule is not None:
             self.schedule.step()
 
+    def _check_loss(self) -> None:
+        if not math.isfinite(float(self.sums[0])):
+            raise _DivergedError(
+                f"the training loss was not finite any more in epoch {self.epoch + 1}, by "
+                f"batch {self.batch}"
+            )
+
     def _step(self, group: list[tuple[Tensor, ...]]) -> None:
         optimizer = self.optimizer
-        loss = self._backward(group, count=True)
+        self._backward(group, count=True)
         if isinstance(optimizer, SAM):
             optimizer.climb()
             self._backward(group, count=False)
             optimizer.descend()  # a gradient scaler may leave the step out
-        controlled = isinstance(optimizer, NVRM) and optimizer.controlled
-        if self.clip or self.penalty is not None or controlled:
+        if self.clip or self.penalty is not None:
             self.scaler.unscale_(optimizer)
-        if isinstance(optimizer, NVRM):
-            optimizer.tell(loss)  # before the gradient is clipped
         if self.clip:
             if self.penalty is not None:
                 self.penalty.before_clip(self.model)
@@ -194,10 +210,9 @@ class Loop:
         if self.penalty is not None:
             self.penalty.after_step(self.model)
 
-    def _backward(self, group: list[tuple[Tensor, ...]], *, count: bool) -> Tensor:
-        """Gradients of the mean loss of some batches, and of the penalty; returns that loss."""
+    def _backward(self, group: list[tuple[Tensor, ...]], *, count: bool) -> None:
+        """Compute the gradients of the mean loss of some batches, and of the penalty."""
         self.optimizer.zero_grad()
-        total = torch.zeros((), device=self.device)
         for number, batch in enumerate(group):
             inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
             with autocast(self.device, self.precision):
@@ -210,9 +225,9 @@ class Loop:
             value = value / len(group) if len(group) > 1 else value
             if self.penalty is not None and number == 0:
                 value = value + self.penalty(self.model)
-            total = total + value.detach()
+            if isinstance(self.optimizer, NVRM):
+                self.optimizer.report_loss(value)
             self.scaler.scale(value).backward()
-        return total
 
     def _count(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
         classes = scores.ndim == 2 and labels.shape == scores.shape[:1]
@@ -228,10 +243,10 @@ class Loop:
         with in_evaluation_mode(self.model):
             # The evaluation mode of a model is one thing, the noise in its weights another.
             optimizer = self.optimizer
-            noisy = isinstance(optimizer, Wrapper) and bool(optimizer._weights.carried.terms)
+            noisy = isinstance(optimizer, Wrapper) and optimizer.has_noise
             for measure, weights, wanted in (
                 (self.measure, clean_weights(optimizer), True),
-                (self.measure_perturbed, nullcontext(), noisy),
+                (self.measure_perturbed, perturbed_weights(optimizer), noisy),
             ):
                 if measure is not None and wanted:
                     with weights:
@@ -249,21 +264,25 @@ class Loop:
         states = {n: None if part is None else part.state_dict() for n, part in parts.items()}
         return states | {
             "kind": kind_of(self.optimizer),
-            "batches": len(self.batches),
+            "batches": self.count,
             "accumulate": self.accumulate,
             "epoch": self.epoch,
             "batch": self.batch,
             "curves": self.curves,
             "sums": self.sums,
             "random": random_state(self.device),
+            "passes": self.batches.state_dict() if isinstance(self.batches, Passes) else None,
+            "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a saved state, if it is one of such a training."""
         refuse_another(self, state)
         if (self.b_schedule is None) != (state.get("b_schedule") is None):
             has = "with" if self.b_schedule is None else "without"
             raise ValueError(f"the checkpoint was made {has} a b_schedule")
+        if strict:
+            refuse_difference(state["fingerprint"], self.fingerprint)
         for name in ("b_schedule", "penalty", "schedule"):
             if (part := getattr(self, name)) is not None:
                 part.load_state_dict(state[name])
@@ -274,3 +293,5 @@ class Loop:
         self.curves = {name: list(values) for name, values in state["curves"].items()}
         self.sums = state["sums"].to(self.device)
         set_random_state(self.device, state["random"])
+        if isinstance(self.batches, Passes):
+            self.batches.load_state_dict(state["passes"])

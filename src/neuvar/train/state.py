@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from neuvar.guard import bare
+from neuvar.optim.layout import bare
+from neuvar.train.batches import Passes
 
 PARTS = ("model", "optimizer", "scaler", "schedule", "penalty")
-COUNTS = ("epoch", "batch", "curves", "sums", "random")
+COUNTS = ("epoch", "batch", "curves", "sums", "random", "passes", "fingerprint")
 
 
 class Training(Protocol):
@@ -20,6 +21,7 @@ class Training(Protocol):
     model: nn.Module
     optimizer: Optimizer
     batches: Any
+    count: int | None
     accumulate: int
     epochs: int
     scaler: Any
@@ -43,11 +45,13 @@ def refuse_another(own: Training, state: dict[str, Any]) -> None:
         raise ValueError("the checkpoint was made with another precision: fp16 needs a scaler")
     for name, present, known in (
         ("optimizer", kind_of(own.optimizer), state.get("kind")),
-        ("number of batches", len(own.batches), state.get("batches")),
+        ("number of batches", own.count, state.get("batches")),
         ("accumulate", own.accumulate, state.get("accumulate")),
     ):
         if known is not None and known != present:
             raise ValueError(f"the checkpoint was made with another {name}: {known}, not {present}")
+    if isinstance(own.batches, Passes) != (state["passes"] is not None):
+        raise ValueError("the checkpoint was made with another kind of batches")
     if state["epoch"] > own.epochs:
         raise ValueError(f"the checkpoint has {state['epoch']} epochs, more than {own.epochs}")
 
