@@ -171,7 +171,7 @@ def pac_bayes(
     distance, count = _distance(model, centre)
     found = []
     with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
+        m, clean = landscape.examples, min(landscape.clean.loss, ceiling)
         sigmas = prior_sigmas(sigma, weight_decay, paper_prior, m)
         for value in scales:
             risk = risk_under_noise(landscape, value, draws, half / len(scales), ceiling)
@@ -267,7 +267,7 @@ def information(
     loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
     with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = sum(landscape.batch_sizes), min(landscape.clean.loss, ceiling)
+        m, clean = landscape.examples, min(landscape.clean.loss, ceiling)
         (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
         risk = risk_under_noise(landscape, positive("b", b), draws, 1 - confidence, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
@@ -354,7 +354,7 @@ def forgetting(
     with noisy_landscape(earlier, loss, data, seed, feed, batch_size) as landscape:
         first = risk_under_noise(landscape, b, draws, half, ceiling)
     with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m = sum(landscape.batch_sizes)
+        m = landscape.examples
         (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
         second = risk_under_noise(landscape, b, draws, half, ceiling)
     kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)

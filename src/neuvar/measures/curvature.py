@@ -196,7 +196,8 @@ def gradient(landscape: Landscape) -> Mapping[Tensor, Tensor]:
 @contextmanager
 def _losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor]]]:
     """Loss of each batch, ready to be differentiated, with its share of the data."""
-    params, sizes = list(landscape.slots), landscape.batch_sizes
+    params, weights = list(landscape.slots), landscape.weights[:, 0]
+    shares = (weights / weights.sum()).tolist()
     if any(map(is_sharded, params)):
         raise ValueError("derivatives of sharded parameters are not supported; gather them first")
 
@@ -213,7 +214,8 @@ def _losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor]]]:
         sdpa_kernel(SDPBackend.MATH),  # fast attention has no second derivative
         landscape.batches.one_pass() as batches,
     ):
-        yield ((n / sum(sizes), value(batch)) for n, batch in zip(sizes, batches, strict=True))
+        pairs = zip(shares, batches, strict=True)
+        yield ((share, value(batch)) for share, batch in pairs if share)  # others may be nan
 
 
 @contextmanager

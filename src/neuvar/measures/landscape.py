@@ -22,9 +22,12 @@ from neuvar.measures.reading import (
     agree,
     at_least_single,
     average,
+    counted,
+    examples_in,
     hit_rate,
     scalar,
     weighted_mean,
+    weights_of,
 )
 from neuvar.noise import SAMPLERS, Draw, Slot, family, standard_noise
 from neuvar.optim.layout import check_parameters, local, reshard, slots
@@ -103,6 +106,7 @@ class Landscape:
             isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules()
         )
         self.batchnorm = batchnorm if has_norms else "absent"
+        self.examples = 0
         self._open = ExitStack()
         self._centre: dict[Tensor, Tensor] = {}
 
@@ -159,16 +163,22 @@ class Landscape:
         if self.batchnorm == "reestimate":
             with self.batches.one_pass() as batches:
                 reestimate_batchnorm(self.model, batches, feed=self.feed)
-        sizes, losses, hits = [], [], []
+        sizes, losses, hits, weights, known = [], [], [], [], self.examples
         with self.batches.one_pass() as batches:
             for batch in batches:
                 outputs, targets = self.feed(self.model, batch)
                 sizes.append(batch_length(outputs, targets))
+                if not known:  # in the first pass alone: it makes a device wait
+                    self.examples += examples_in(self.loss, outputs, targets)
                 losses.append(scalar(self.loss(at_least_single(outputs), targets)))
-                hits.append(hit_rate(outputs, targets))
+                hits.append(hit_rate(outputs, targets, counted(self.loss, outputs, targets)))
+                weights.append(weights_of(self.loss, outputs, targets))
         self.batches.saw(sum(sizes))
+        if not self.examples:
+            raise ValueError("data has no target that counts: the loss leaves all of them out")
         self.batch_sizes, self.precision = sizes, torch.finfo(losses[0].dtype).eps
-        return Reading(weighted_mean(losses, sizes), weighted_mean(hits, sizes))
+        self.weights = torch.stack(weights).cpu()
+        return Reading(*_means(losses, hits, self.weights))
 
     @property
     def rounding(self) -> float:
@@ -238,16 +248,15 @@ class Landscape:
             noise = b * torch.stack([direction[p] for direction in directions])
             noise = torch.stack([sign * noise for sign in signs], dim=1).flatten(0, 1)
             weights[names[p]] = (centre + noise).to(centre.dtype)
-        sizes, losses, hits = [], [], []
+        losses, hits = [], []
 
         def run(model_weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
             def call(*inputs: Any, **named: Any) -> Any:
                 return functional_call(self.model, model_weights, inputs, named)
 
             outputs, targets = self.feed(_Called(call), batch)
-            sizes.append(batch_length(outputs, targets))
             loss = scalar(self.loss(at_least_single(outputs), targets))
-            return loss, hit_rate(outputs, targets)
+            return loss, hit_rate(outputs, targets, counted(self.loss, outputs, targets))
 
         try:
             with self.batches.one_pass() as batches, warnings.catch_warnings():
@@ -258,15 +267,19 @@ class Landscape:
                     hits.append(found[1])
         except Exception:  # noqa: BLE001 - one by one, what is wrong for good comes to light again
             return None
+        if len(losses) != len(self.weights):  # data that change, which reading them finds
+            return None
         part = [
-            Reading(
-                weighted_mean([x[k] for x in losses], sizes),
-                weighted_mean([x[k] for x in hits], sizes),
-            )
+            Reading(*_means([x[k] for x in losses], [x[k] for x in hits], self.weights))
             for k in range(len(numbers) * len(signs))
         ]
         s = len(signs)
         return [part[k : k + s] for k in range(0, len(part), s)]
+
+
+def _means(losses: list[Tensor], hits: list[Tensor], weights: Tensor) -> tuple[float, float]:
+    """Loss and accuracy over all batches."""
+    return weighted_mean(losses, weights[:, 0]), weighted_mean(hits, weights[:, 1])
 
 
 class _Called(nn.Module):

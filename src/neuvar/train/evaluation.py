@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from neuvar.measures.reading import counted, examples_in, weighted_mean, weights_of
 from neuvar.optim.wrapper import Wrapper
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -24,8 +25,8 @@ class Evaluation:
     """What a network makes of some data.
 
     Attributes:
-        loss: mean over the examples.
-        accuracy: share of examples whose highest score is their label's.
+        loss: mean over the labels that count.
+        accuracy: share of these whose class has the highest score.
         predictions: the class with the highest score, for each example, on the CPU.
         examples: how many there were.
     """
@@ -47,6 +48,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure loss and accuracy in evaluation mode; modes are left as found.
 
+    Labels that the loss leaves out, such as -100, count neither for the loss nor for the accuracy;
+    see :func:`neuvar.neural_variability`.
+
     Args:
         model: the network; a batch goes to the device of its first parameter.
         batches: pairs of inputs and labels, such as :class:`neuvar.data.Batches`.
@@ -63,7 +67,7 @@ def evaluate(
     """
     device = device_of(model)
     autocast(device, precision)  # refuses an unknown one before anything is done
-    total, predictions, labels_seen = torch.zeros((), dtype=torch.float64), [], []
+    losses, weights, predictions, labels_seen, counts = [], [], [], [], []
     with torch.no_grad(), clean_weights(optimizer), in_evaluation_mode(model):
         for inputs, labels, *_ in batches:
             if not len(labels):
@@ -71,14 +75,23 @@ def evaluate(
             inputs, labels = inputs.to(device), labels.to(device)  # noqa: PLW2901
             with autocast(device, precision):
                 scores = model(inputs, **arguments)
-            total += loss(not_half(scores), labels).double().cpu() * len(labels)
+            examples_in(loss, scores, labels)  # refuses an unknown class
+            losses.append(loss(not_half(scores), labels))
+            weights.append(weights_of(loss, scores, labels)[0])
             predictions.append(scores.argmax(1).cpu())
             labels_seen.append(labels.cpu())
+            mask = counted(loss, scores, labels)
+            counts.append(
+                (torch.ones_like(labels, dtype=torch.bool) if mask is None else mask).cpu()
+            )
     if not predictions:
         raise ValueError("batches is empty; an evaluation needs at least one example")
+    if not any(bool(mask.any()) for mask in counts):
+        raise ValueError("batches has no label that counts: the loss leaves all of them out")
     found, labels = torch.cat(predictions), torch.cat(labels_seen)
-    accuracy = (found == labels).double().mean().item()
-    return Evaluation(float(total) / len(labels), accuracy, found, len(labels))
+    accuracy = (found == labels)[torch.cat(counts)].double().mean().item()
+    mean = weighted_mean(losses, torch.stack(weights).cpu())
+    return Evaluation(mean, accuracy, found, len(labels))
 
 
 def device_of(model: nn.Module) -> torch.device:
