@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from neuvar.continual.as_found import at_rest
 from neuvar.continual.batches import Data, batches
 from neuvar.continual.per_sample import Question, Scores, best_way, stateless, zeros
+from neuvar.measures.reading import refuse_unknown_class
 from neuvar.optim.layout import bare
 
 SQUARED_BATCH = 256
@@ -149,11 +150,14 @@ def _mean_power(
     """Mean over samples of a power of the gradients of all scores, at rest."""
     network = bare(model)
     totals: dict[str, Tensor] = {}
-    samples, way = 0, None
+    samples, classes, way = 0, 0, None
     with at_rest(network):
         weights = _trained(network)
         question = Question(stateless(network, arguments), scores, power, network)
         for inputs, labels in batches(data, weights, needs_labels=needs_labels):
+            if needs_labels:
+                classes = classes or _classes(question, weights, inputs)
+                refuse_unknown_class(labels, classes)
             if draw is not None:
                 labels = _drawn(question, weights, inputs, draw)  # noqa: PLW2901
             if way is None:
@@ -176,7 +180,9 @@ def _squared_batch_mean(
         forward = stateless(network, arguments)
         for inputs, labels in batches(data, weights, needs_labels=True):
             for x, y in _split(inputs, labels, SQUARED_BATCH):
-                score = _given_labels(forward(live, x), y).mean()
+                logs = _logs(forward(live, x))
+                refuse_unknown_class(y, logs.shape[1])
+                score = logs.gather(1, y[:, None]).mean()
                 found = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
                 for total, gradient in zip(totals.values(), found, strict=True):
                     total.add_(gradient.to(total.dtype).square())
@@ -199,6 +205,11 @@ def _trained(network: nn.Module) -> dict[str, Tensor]:
     if not found:
         raise ValueError("model has no parameter that is trained: all have requires_grad=False")
     return found
+
+
+def _classes(question: Question, weights: dict[str, Tensor], inputs: Tensor) -> int:
+    with torch.no_grad():
+        return _logs(question.forward(weights, inputs[:1])).shape[1]
 
 
 def _drawn(
