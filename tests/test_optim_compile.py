@@ -84,5 +84,6 @@ def test_a_compiled_step_follows_the_plain_one(mode, known):
             (net(x) - y).square().mean().backward()
             act()
         assert optimizer.param_groups[0]["drawn"] == plain.param_groups[0]["drawn"]
-        close(weights(model), weights(other))
+        # The compiled step has its bias corrections in single precision: 1e-7 of a step of 0.01.
+        torch.testing.assert_close(weights(model), weights(other), rtol=1e-4, atol=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
