@@ -99,6 +99,12 @@ def neural_variability(
     measure is taken at the clean ones. In half precision the rounding of weights and activations
     moves the loss as well; where δ is small, measure a copy in single precision.
 
+    The batch size does not matter: each batch is weighted by its number of targets. Targets that
+    the loss ignores do not count. For ``cross_entropy`` and ``nll_loss``, as functions, as modules
+    or in a ``functools.partial``, these are the ones equal to ``ignore_index``, and class weights
+    are part of the weight. A loss of your own is taken to ignore its attribute ``ignore_index``,
+    by default -100, and negative numbers where there are scores of classes.
+
     References:
         Xie et al.: Artificial Neural Variability for Deep Learning, Neural Computation 33(8),
         2021, definition 1.
