@@ -3,12 +3,21 @@
 A page fails its test if it complains or asks for anything.
 """
 
+import os
 import shutil
 import signal
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# torch.compile's cache does not know for which instruction set its code was made.
+_INSTRUCTIONS = os.environ.get("ATEN_CPU_CAPABILITY", "all")
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"neuvar-compiled-{_INSTRUCTIONS}")
+)
 
 # The same examples everywhere, without limits on time: --hypothesis-profile=explore draws new ones.
 settings.register_profile(

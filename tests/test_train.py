@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import StepLR
 
-from neuvar import guard
 from neuvar.continual import EWC, MAS, SI
 from neuvar.optim import NVRM, PSGD, SAM, SGLD
 from neuvar.train import OPTIMIZERS, Checkpoint, fit, make_optimizer
@@ -200,16 +199,21 @@ class TestCurves:
         else:
             assert "noisy" not in found.curves
 
-    def test_a_guarded_model_is_not_taken_for_a_perturbed_one(self):
+    @pytest.mark.parametrize("known", [True, False])
+    def test_what_is_measured_at_perturbed_weights_is(self, known):
         model = network()
-        opt = optimizer("nvrm-sgd", model)
-        guard(model, opt)
+        opt = optimizer("nvrm-sgd", model, known=known)
+
+        def score(m):
+            with torch.no_grad():
+                return {"score": float(m(Chunks().inputs).sum())}
+
         found = fit(
-            model, Chunks(), opt, epochs=1, measure=lambda m: {"a": 1},
-            measure_perturbed=lambda m: {"b": 1},
+            model, Chunks(), opt, epochs=2, measure=score,
+            measure_perturbed=lambda m: {"noisy": score(m)["score"]},
         )  # fmt: skip
-        assert "a" in found.curves
-        assert "b" not in found.curves
+        assert len(found.curves["noisy"]) == 2
+        assert not set(found.curves["noisy"]) & set(found.curves["score"])
 
     def test_everything_goes_to_the_writer(self):
         written, model = [], network()

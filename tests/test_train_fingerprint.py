@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from neuvar.experiments.place import ChannelsLast
 from neuvar.schedule import BSchedule, Linear
 from neuvar.train import Checkpoint, fit
 from neuvar.train import checkpoint as checkpoint_module
+from neuvar.train.fingerprint import options
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state
 
@@ -89,6 +91,10 @@ CHANGES = {
         {"loss": functools.partial(cross_entropy, label_smoothing=0.1)},
         "label_smoothing of the loss None, not 0.1",
     ),
+    "class weights": (
+        {"loss": functools.partial(cross_entropy, weight=torch.ones(3))},
+        "other weight of the loss",
+    ),
     "gamma": (
         {"schedule": lambda opt: StepLR(opt, 1, gamma=0.6)},
         "gamma of the schedule 0.7, not 0.6",
@@ -148,6 +154,51 @@ class TestAnotherTraining:
             run(rho=0.3)
         with pytest.raises(ValueError, match=r"lr of parameter group 1 0\.2, not 0\.1"):
             run(lr=0.1)
+
+    def test_parts_of_losses_and_schedules(self, tmp_path):
+        def run(weight=1.0, start=0.1, milestone=1):
+            def schedule(opt):
+                return SequentialLR(opt, [LinearLR(opt, start), StepLR(opt, 1)], [milestone])
+
+            loss = nn.CrossEntropyLoss(torch.tensor([1.0, weight, 1.0]))
+            return Trained(schedule=schedule, loss=loss).fit(Checkpoint(path, every=0))
+
+        path = tmp_path / "c.pt"
+        assert run() == run()
+        with pytest.raises(ValueError, match="other buffers of the loss"):
+            run(weight=2.0)
+        with pytest.raises(
+            ValueError, match=r"start_factor of part 0 of the schedule 0\.1, not 0\.2"
+        ):
+            run(start=0.2)
+        with pytest.raises(ValueError, match=r"milestones of the schedule \[1\], not \[2\]"):
+            run(milestone=2)
+
+    def test_losses_of_any_kind(self, tmp_path):
+        class Smooth:
+            def loss(self, scores, labels):
+                return cross_entropy(scores, labels)
+
+        one, other = Smooth().loss, Smooth().loss
+        path = tmp_path / "c.pt"
+        assert Trained(loss=one).fit(Checkpoint(path, every=0)) == Trained(loss=other).fit(path)
+        with pytest.raises(ValueError, match="loss 'loss', not 'cross_entropy'"):
+            Trained().fit(path)
+
+    def test_numbers_of_numpy_can_be_saved(self, tmp_path):
+        path = tmp_path / "c.pt"
+        model = network()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        group, rate = opt.param_groups[0], np.float64(0.1)
+        found = options(opt, loss=cross_entropy, schedule=None, penalty=None)
+        group["lr"] = rate
+        again = options(opt, loss=cross_entropy, schedule=None, penalty=None)
+        torch.save(again, path)
+        assert torch.load(path, weights_only=True) == found
+
+    def test_strict_is_yes_or_no(self, tmp_path):
+        with pytest.raises(ValueError, match="strict must be True or False, got 'no'"):
+            Checkpoint(tmp_path / "c.pt", strict="no")
 
     def test_a_refused_checkpoint_is_not_used_up(self, tmp_path):
         """Whoever asks again is refused again, and does not overwrite the file."""

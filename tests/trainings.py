@@ -57,14 +57,16 @@ def network(
     return model
 
 
-def optimizer(name: str, model: nn.Module, **others: Any) -> torch.optim.Optimizer:
+def optimizer(
+    name: str, model: nn.Module, *, known: bool = False, **others: Any
+) -> torch.optim.Optimizer:
     """An optimizer by its name, with everything that it has switched on."""
     noisy = name.startswith("nvrm") or name in ("psgd", "sgld")
     options: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.01, "seed": 3}
     options |= {"b": 0.1} if noisy else {}
     options |= {"momentum": 0.9} if name.endswith(("sgd", "sgld")) else {}
     options |= {"rho": 0.1} if name.startswith("sam") else {}
-    return make_optimizer(name, model.parameters(), **(options | others))
+    return make_optimizer(name, model if known else model.parameters(), **(options | others))
 
 
 def state(model: nn.Module) -> list[Tensor]:
