@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from neuvar.measures.checks import yes_or_no
+
 FORMAT = 2
 """Files of format 1 do not say which training they are of; nobody could tell."""
 
@@ -37,6 +39,7 @@ class Checkpoint:
     def __init__(self, path: str | Path, *, every: float = 60.0, strict: bool = True) -> None:
         if not every >= 0:
             raise ValueError(f"every must be a number of seconds >= 0, got {every!r}")
+        yes_or_no("strict", strict)
         self.path = Path(path)
         self.every = every
         self.strict = strict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Iterator, Mapping
 from itertools import filterfalse
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from neuvar.data.batches import HASHED_ROWS, digest
@@ -70,20 +70,31 @@ def _of_group(group: dict[str, Any]) -> Fingerprint:
 
 def _described(thing: Any) -> Fingerprint:
     """The name of a function or of a kind of object, under "", and the plain options it has."""
-    if thing is None or isinstance(thing, (types.FunctionType, types.BuiltinFunctionType)):
-        return {"": None if thing is None else thing.__name__}
+    if thing is None:
+        return {"": None}
     if isinstance(thing, functools.partial):
-        own = dict(thing.keywords)
-        found = _described(thing.func)
-    else:
-        own = {key: value for key, value in vars(thing).items() if not key.startswith("_")}
-        found = {"": type(thing).__name__}
-    for number, part in enumerate(getattr(thing, "_schedulers", ())):
-        found |= {f"{key or 'kind'} of part {number}": v for key, v in _described(part).items()}
-    for key, value in own.items():
-        if key not in CHANGING and _is_plain(value) and not isinstance(value, Tensor):
-            found[key] = _plain(value)
+        tensors = {key: v for key, v in thing.keywords.items() if isinstance(v, Tensor)}
+        hashes = {key: digest([v]) for key, v in tensors.items()}
+        return _described(thing.func) | _plain_options(thing.keywords) | hashes
+    found = {"": getattr(thing, "__name__", type(thing).__name__)}
+    found |= _plain_options(getattr(thing, "__dict__", {}))
+    if isinstance(thing, nn.Module):
+        found["buffers"] = digest(thing.buffers())
+    if isinstance(thing, (SequentialLR, ChainedScheduler)):
+        found["milestones"] = list(getattr(thing, "_milestones", []))
+        for number, part in enumerate(thing._schedulers):
+            found |= {f"{key or 'kind'} of part {number}": v for key, v in _described(part).items()}
     return found
+
+
+def _plain_options(options: Mapping[str, Any]) -> Fingerprint:
+    """Options of an object; a tensor is what it counts, such as the latest value of a penalty."""
+    shown = {key: v for key, v in options.items() if key[:1] != "_" and key not in CHANGING}
+    return {
+        key: _plain(value)
+        for key, value in shown.items()
+        if _is_plain(value) and not isinstance(value, Tensor)
+    }
 
 
 def _is_plain(value: Any) -> bool:
@@ -104,7 +115,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    return value
+    return float(value) if isinstance(value, float) else value  # NumPy's cannot be saved
 
 
 def of_data(batches: Any, device: torch.device) -> Fingerprint:
