@@ -167,9 +167,7 @@ class TestAnotherTraining:
         assert run() == run()
         with pytest.raises(ValueError, match="other buffers of the loss"):
             run(weight=2.0)
-        with pytest.raises(
-            ValueError, match=r"start_factor of part 0 of the schedule 0\.1"
-        ):
+        with pytest.raises(ValueError, match=r"start_factor of part 0 of the schedule 0\.1"):
             run(start=0.2)
         with pytest.raises(ValueError, match=r"milestones of the schedule \[1\], not \[2\]"):
             run(milestone=2)
