@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
@@ -159,16 +160,25 @@ ROWS = [
 
 def outcome(row: Row, *, known: bool = True) -> dict[str, bool]:
     """Train in one way and say what was clean; if not ``known``, the optimizer gets parameters."""
-    model = row.wrap(network())
+    torch._dynamo.reset()  # rows compile the same code, and there is a limit to that
+    inside = network()
+    model = row.wrap(inside)
     optimizer = NVRMSGD(model if known else model.parameters(), lr=LR, b=0.1, fused=False)
     scaler = torch.amp.GradScaler("cpu", enabled=row.scaled)
     theta, found = weights(model), {}
     params = [p for group in optimizer.param_groups for p in group["params"]]
 
+    def clean_twin() -> nn.Module:
+        twin = network()
+        with torch.no_grad():
+            for p, value in zip(twin.parameters(), theta, strict=True):
+                p.copy_(value)
+            for mine, its in zip(twin.buffers(), inside.buffers(), strict=True):
+                mine.copy_(its)
+        return row.wrap(twin)
+
     def clean(moment: str) -> None:
-        twin = row.wrap(network())
-        twin.load_state_dict(model.state_dict())
-        x = batch(99)[0]
+        twin, x = clean_twin(), batch(99)[0]
         with evaluation(model), evaluation(twin), row.autocast():
             found[f"evaluation {moment}"] = torch.equal(model(x), twin(x))
         looks = row.looks or {"weights": state}
@@ -189,8 +199,7 @@ def outcome(row: Row, *, known: bool = True) -> dict[str, bool]:
         scaler.update()
         theta = [p.add(g, alpha=-LR) for p, g in zip(theta, grads, strict=True)]
     clean("at rest")
-    twin = row.wrap(network())
-    twin.load_state_dict(model.state_dict())
+    twin = clean_twin()
     with row.autocast():
         found["noise in training"] = not torch.equal(model(batch(0)[0]), twin(batch(0)[0]))
     return found
