@@ -408,5 +408,10 @@ class TestData:
         assert len(known) == 6
         assert digest([x.view(3, 4).T]) == digest([x.view(3, 4).T.contiguous()])
         assert digest([x[0]]) != digest([x[1]])
+        for shape in ((3, 2, 2, 1), (3, 1, 2, 2), (12, 1, 1, 1), (1, 12, 1, 1)):
+            image = x.view(shape)
+            last = image.to(memory_format=torch.channels_last)
+            assert digest([image]) == digest([last]) != digest([last + 1])
+        assert digest([x[:, None][:1, 0]]) == digest([x[:1]]) == digest([x[::4][:1]])
         assert digest([x[:0]]) != digest([x[:0].view(0, 3)])
         assert digest([x]) != digest([x.numpy()])  # no promise, but both can be

@@ -249,7 +249,9 @@ def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
             most = max(1, min(HASHED_ROWS, HASHED_NUMBERS // width, len(rows)))
             rows = rows[np.linspace(0, len(rows) - 1, most).astype(int).tolist()]
         if isinstance(rows, Tensor):
-            rows = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+            # A copy has plain strides also where an axis is of length 1.
+            rows = rows.detach().cpu().clone(memory_format=torch.contiguous_format)
+            rows = rows.reshape(-1).view(torch.uint8).numpy()
         found.update(np.ascontiguousarray(rows).tobytes())
     return f"#{found.hexdigest()}"
 
