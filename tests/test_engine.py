@@ -217,8 +217,8 @@ class TestResume:
     @pytest.mark.slow
     def test_two_sweeps_share_the_work(self, tmp_path, nursery):
         """Each waits for what the other one has."""
-        work = runs(6, lr=0.3)
-        sweeps = [Sweep(nursery, tmp_path, work, name=name) for name in "ab"]
+        work = runs(6, lr=0.2)
+        sweeps = [Sweep(nursery, tmp_path, work, name=name, method="fork") for name in "ab"]
         assert [one.wait() for one in sweeps] == [0, 0]
         assert any(one.told("taken") for one in sweeps)
         told = [json.loads(one.said().splitlines()[-1]) for one in sweeps]
@@ -237,7 +237,7 @@ class TestResume:
 
 
 NURSERY = """
-import json, multiprocessing, os, signal, sys
+import json, multiprocessing, os, signal, sys, threading, time
 from neuvar.engine import sweep
 from neuvar.experiments.runs import from_dict
 from tests.test_engine import toy_or_real
@@ -245,8 +245,14 @@ from tests.test_engine import toy_or_real
 def tell(event):
     print(event.kind, event.key, flush=True)
 
-def grow(folder, out, workers, runs, method):
+def end_with(nursery):
+    while os.getppid() == nursery:
+        time.sleep(1)
+    os._exit(1)
+
+def grow(nursery, folder, out, workers, runs, method):
     os.setsid()
+    threading.Thread(target=end_with, args=[nursery], daemon=True).start()
     context = multiprocessing.get_context(method)
     multiprocessing.get_context = lambda _: context
     for number in (1, 2):
@@ -261,6 +267,7 @@ def grow(folder, out, workers, runs, method):
     print(json.dumps(vars(found)), flush=True)
     sys.exit()
 
+nursery = os.getpid()
 for text in sys.stdin:
     task = json.loads(text)
     if "wait" in task:
@@ -268,7 +275,7 @@ for text in sys.stdin:
     elif (pid := os.fork()):
         print(pid, flush=True)
     else:
-        grow(**task)
+        grow(nursery, **task)
 """
 
 
