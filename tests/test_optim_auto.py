@@ -369,6 +369,61 @@ class TestControl:
             optimizer.step(closure)
         assert all(map(torch.equal, model.parameters(), weights))
 
+    @pytest.mark.parametrize("parts", [1, 8])
+    def test_a_closure_that_zeroes_the_gradients_itself(self, parts):
+        """As torch's documentation writes closures, and as Lightning does."""
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        other, *_ = problem()
+        second = NVRMSGD(other, lr=0.1, b="auto")
+
+        def closure():
+            optimizer.zero_grad()
+            for rows in torch.arange(64).split(64 // parts):
+                loss = cross_entropy(model(x[rows]), y[rows]) / parts
+                loss.backward()
+            return loss
+
+        if parts > 1:
+            with pytest.raises(RuntimeError, match="more than once and returned one loss"):
+                optimizer.step(closure)
+            return
+        for _ in range(60):
+            optimizer.step(closure)
+        train(other, second, x, y, 60)
+        assert optimizer.param_groups[0]["b"] == pytest.approx(second.param_groups[0]["b"])
+        assert AutoB(*optimizer.param_groups[0]["auto"]).cost > 0
+
+    def test_only_the_last_micro_batch_reported_is_refused(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        cross_entropy(model(x[:32]), y[:32]).backward()
+        with pytest.raises(RuntimeError, match="gradients of one that was not reported"):
+            optimizer.report_loss(cross_entropy(model(x[32:]), y[32:]))
+
+    def test_a_loss_whose_gradient_is_taken_twice_counts_once(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        x.requires_grad_()
+        loss = cross_entropy(model(x), y)
+        optimizer.report_loss(loss)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        optimizer.step()
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == pytest.approx(loss.item())
+
+    def test_skipped_steps_do_not_add_up(self):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        for _ in range(3):  # the step is left out twice
+            model.zero_grad()
+            loss = cross_entropy(model(x), y)
+            optimizer.report_loss(loss)
+            loss.backward()
+        optimizer.step()
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == pytest.approx(loss.item())
+        assert not any(p._backward_hooks for p in model.parameters())
+
     def test_losses_do_not_add_up_over_steps_without_a_rate(self):
         model, x, y = problem()
         optimizer = NVRMSGD(model, lr=0.0, b="auto")
@@ -403,6 +458,7 @@ class TestControl:
         optimizer = NVRMSGD(model.parameters(), lr=0.1, b="auto")
         train(model, optimizer, x, y, 9)
         both = copy.deepcopy((model, optimizer))
+        optimizer.zero_grad()
         loss = worth(cross_entropy(model(x), y), math.inf)
         optimizer.report_loss(loss)
         loss.backward()
@@ -418,7 +474,8 @@ class TestControl:
             loss = cross_entropy(model(x), y)
             loss.backward()
             if when == "late":
-                optimizer.report_loss(loss)
+                with pytest.raises(RuntimeError, match="gradients of one that was not reported"):
+                    optimizer.report_loss(loss)
             with pytest.raises(RuntimeError, match=r"report_loss\(loss\) before loss.backward"):
                 optimizer.step()
             assert all(map(torch.equal, model.parameters(), weights))

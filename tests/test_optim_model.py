@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
+import pickle
+import sys
 import threading
 import weakref
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import neuvar
 from neuvar import NVRM, NVRMSGD, NVRMAdam, NVRMAdamW
@@ -320,30 +323,70 @@ def test_casts_that_autocast_keeps_are_not_taken_for_clean_weights():
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", ["trace", "script", "export", "export in training mode"])
+MAKERS = {
+    "trace": lambda model, x: torch.jit.trace(model.eval(), x),
+    "trace in training mode": lambda model, x: torch.jit.trace(model.train(), x),
+    "script": lambda model, x: torch.jit.script(model),
+    "export": lambda model, x: torch.export.export(model.eval(), (x,)).module(),
+    "export in training mode": lambda model, x: torch.export.export(model, (x,)).module(),
+    "fx": lambda model, x: torch.fx.symbolic_trace(model),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_exported_modules_are_clean_and_stay_so(kind):
     model, optimizer = known()
     x, _ = batch(0)
     expected = copy.deepcopy(model).eval()(x)
-    if kind == "trace":
-        made = torch.jit.trace(model.eval(), x)
-    elif kind == "script":
-        made = torch.jit.script(model)
-    elif kind == "export":
-        made = torch.export.export(model.eval(), (x,)).module()
-    else:
-        made = torch.export.export(model.train(), (x,)).module()
+    made = MAKERS[kind](model, x)
     model.train()
     model(x).sum().backward()
-    torch.testing.assert_close(made(x), expected)
+    with torch.no_grad():  # what fx makes shares the model's layers
+        torch.testing.assert_close(made(x), expected)
     assert optimizer.has_noise
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_recurrent_layers_have_clean_weights():
+    model = nn.Sequential(nn.LSTM(5, 4))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.3)
+    x = torch.ones(3, 2, 5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x)[0].sum().backward()
+        optimizer.step()
+    model(x)
+    assert torch.equal(torch.jit.script(model)(x)[0], copy.deepcopy(model).eval()(x)[0])
+    assert all(any(w is p for p in model.parameters()) for w in model[0]._flat_weights)
+
+
+def test_fake_tensors_leave_nothing_behind():
+    model, optimizer = known()
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.ones(2, 5))
+    expected = by_hand(model, optimizer, 3)
+    optimizer.zero_grad()
+    backward(model, 3)
+    assert same(gradients(model), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_and_lazy_modules_are_refused():
+    with pytest.raises(ValueError, match="model has scripted parts"):
+        NVRMSGD(nn.Sequential(torch.jit.script(network())), lr=0.1, b=0.1)
+    with pytest.raises(ValueError, match="parameter 0 is not initialized; run the model once"):
+        NVRMSGD(nn.Sequential(nn.LazyLinear(3)), lr=0.1, b=0.1)
 
 
 def test_copies_are_free_of_the_optimizer():
     model, optimizer = known()
-    for twin in (copy.deepcopy(model), copy.deepcopy(model[0])):
-        assert all(isinstance(module._call_impl.__self__, nn.Module) for module in twin.modules())
+    keys = [list(module.__dict__) for module in network().modules()]
+    for twin in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        assert list(twin.__dict__) == keys[0]
+    assert [list(module.__dict__) for module in copy.deepcopy(model).modules()] == keys
+    ref = weakref.ref(copy.deepcopy(model))
+    assert ref() is None  # no cycle keeps a copy alive
     twin = copy.deepcopy(model)
     before = twin(batch(0)[0])
     train(model, optimizer, range(3))
@@ -356,7 +399,32 @@ def test_a_model_and_its_optimizer_are_copied_together():
     train(model, optimizer, range(3, 6))
     train(twin, other, range(3, 6))
     assert same(weights(model), weights(twin))
-    assert not same(by_hand(twin, other, 0), by_hand(network(), NVRMSGD(network(), b=0.1), 0))
+    expected = by_hand(twin, other, 0)
+    other.zero_grad()
+    backward(twin, 0)
+    assert same(gradients(twin), expected)
+    optimizer.eval()
+    model, optimizer = copy.deepcopy((model, optimizer))
+    assert not is_noisy(model, optimizer)
+
+
+def test_a_model_that_holds_its_optimizer_is_copied():
+    class Agent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+            self.optimizer = NVRMSGD(self, lr=0.1, b=0.1)
+
+        def forward(self, x):
+            return self.net(x)
+
+    agent = Agent()
+    train(agent, agent.optimizer, range(3))
+    twin = copy.deepcopy(agent)
+    train(agent, agent.optimizer, range(3, 6))
+    train(twin, twin.optimizer, range(3, 6))
+    assert same(weights(agent), weights(twin))
+    assert is_noisy(twin.net, twin.optimizer)
 
 
 # When noise is on.
@@ -386,6 +454,8 @@ def test_modes():
     model.train()
     with optimizer.denoised():
         assert not is_noisy(model, optimizer)
+        with optimizer.perturbed():
+            assert not is_noisy(model, optimizer)
     optimizer.eval()
     assert not is_noisy(model, optimizer)
     optimizer.train()
@@ -433,30 +503,44 @@ def test_functional_call(own):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("where", ["inside", "outermost"])
-def test_gradient_checkpointing(reentrant, where):
+@pytest.mark.parametrize("where", ["inside", "outermost", "sequential"])
+@pytest.mark.parametrize("between", ["nothing", "eval", "zero_grad", "another"])
+def test_gradient_checkpointing(reentrant, where, between):
+    """Layers run again in the backward pass see the noise that they saw in the forward pass."""
+
     class Checkpointed(nn.Module):
-        def __init__(self):
+        def __init__(self, on):
             super().__init__()
-            self.body, self.on = network(), False
+            self.body, self.on = network(), on
 
         def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=reentrant) if self.on else self.body(x)
+            if self.on and where == "inside":
+                return checkpoint(self.body, x, use_reentrant=reentrant)
+            if self.on and where == "sequential":
+                return checkpoint_sequential(self.body, 2, x, use_reentrant=reentrant)
+            return self.body(x)
 
     found = []
     for on in (False, True):
-        model = Checkpointed()
-        model.on = on and where == "inside"
+        model = Checkpointed(on)
         optimizer = NVRMSGD(model, lr=0.1, b=0.1)
         for step in range(4):
             x, y = batch(step)
             x.requires_grad_()
-            optimizer.zero_grad()
-            if on and where == "outermost":
-                scores = checkpoint(model, x, use_reentrant=reentrant)
-            else:
-                scores = model(x)
-            (scores - y).square().mean().backward()
+            model.zero_grad()
+            outermost = on and where == "outermost"
+            scores = checkpoint(model, x, use_reentrant=reentrant) if outermost else model(x)
+            loss = (scores - y).square().mean()
+            if between == "eval":
+                model.eval()
+            elif between == "zero_grad":
+                optimizer.zero_grad()
+            elif between == "another":
+                other = NVRMSGD(model, lr=0.1, b=0.1, seed=5)
+            loss.backward()
+            if between == "another":
+                del other
+            model.train()
             optimizer.step()
         found.append(weights(model))
     assert same(*found)
@@ -633,11 +717,45 @@ def test_weights_may_be_written_at_any_time():
     assert same(weights(model), weights(network(3)))
 
 
-def test_a_write_inside_of_forward_is_refused():
+def test_writes_that_leave_no_trace_count_after_the_gradients_are_zeroed():
+    model, optimizer = known()
+    backward(model, 3)
+    for p in model.parameters():
+        p.data.fill_(0.25)
+    optimizer.zero_grad()
+    expected = by_hand(model, optimizer, 4)
+    backward(model, 4)
+    assert same(gradients(model), expected)
+    model[0].weight.data = torch.zeros(7, 5)  # other memory is noticed at once
+    expected = by_hand(model, optimizer, 4)
+    model.zero_grad()
+    backward(model, 4)
+    assert same(gradients(model), expected)
+
+
+def test_a_parameter_that_forward_replaces_stays_replaced():
+    class Once(nn.Linear):
+        def forward(self, x):
+            self.weight = nn.Parameter(torch.zeros(3, 5))
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, [0])
+    model[1].__class__ = Once
+    model(torch.ones(1, 5))
+    assert torch.equal(model[1].weight, torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("how", ["in place", "rebound"])
+def test_a_write_inside_of_forward_is_refused(how):
     class Clamped(nn.Linear):
         def forward(self, x):
-            with torch.no_grad():
-                self.weight.clamp_(-0.01, 0.01)
+            if how == "in place":
+                with torch.no_grad():
+                    self.weight.clamp_(-0.01, 0.01)
+            else:
+                self.weight.data = self.weight.data.clamp(-0.01, 0.01)
             return super().forward(x)
 
     model = nn.Sequential(Clamped(5, 3))
@@ -679,6 +797,21 @@ def test_noise_in_place_ends_with_its_optimizer(mode):
     torch.testing.assert_close(weights(model), theta, rtol=1e-6, atol=1e-6)
     if mode == "exact":
         assert same(weights(model), theta)
+
+
+def test_weights_that_were_changed_are_left_alone_at_the_end():
+    model = network()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.1)
+    train(model, optimizer, range(3))
+    theta = clean(model, optimizer)
+    model[0].weight.data.fill_(0.5)
+    with torch.no_grad():
+        model[2].weight.fill_(0.25)
+    del optimizer
+    gc.collect()
+    assert torch.equal(model[0].weight, torch.full((7, 5), 0.5))
+    assert torch.equal(model[2].weight, torch.full((3, 7), 0.25))
+    assert torch.equal(model[0].bias, theta[1])
 
 
 @pytest.mark.parametrize("first_knows", [True, False])
@@ -728,9 +861,11 @@ def test_noise_ends_where_another_optimizer_takes_over():
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, plain, [4])
     assert not is_noisy(model, optimizer)
-    train(model, plain, [5])
-    optimizer.zero_grad()
-    assert is_noisy(model, optimizer)
+    for use in (optimizer.zero_grad, lambda: optimizer.load_state_dict(optimizer.state_dict())):
+        train(model, plain, [5])
+        assert not is_noisy(model, optimizer)
+        use()
+        assert is_noisy(model, optimizer)
 
 
 def test_two_optimizers_for_two_halves():
@@ -808,6 +943,127 @@ def test_an_inner_optimizer_with_an_optimizer_inside():
     model = network()
     optimizer = NVRM(Twice(model.parameters()), model=model, b=0.1)
     train(model, optimizer, range(2))
+    assert is_noisy(model, optimizer)
+
+
+def test_all_parameters_are_back_if_one_of_two_optimizers_complains():
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.clamp_(-0.01, 0.01)
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(5, 5), Clamped(5, 3))
+    pair = [NVRMSGD(part, lr=0.1, b=0.1) for part in model]
+    backward(model, 0)
+    for optimizer in pair:
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="wrote to the parameter"):
+        backward(model, 1)
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+    assert all("_call_impl" in module.__dict__ for module in model)
+
+
+def test_layers_compiled_one_by_one_stay_compiled():
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).tanh()
+
+    model = nn.Sequential(Layer(5, 5), Layer(5, 3))
+    for layer in model:
+        layer.compile(backend=backend)
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(3))
+    assert len(seen) >= 2
+    assert is_noisy(model, optimizer)
+
+
+test_layers_compiled_one_by_one_stay_compiled = compiles(
+    test_layers_compiled_one_by_one_stay_compiled
+)
+
+
+def test_a_step_without_gradients_keeps_the_noise_on():
+    model, optimizer = known()
+    model.zero_grad()
+    optimizer.step()
+    assert is_noisy(model, optimizer)
+
+
+def test_a_parametrized_weight_is_clean_at_rest():
+    model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    assert torch.equal(model[0].weight, copy.deepcopy(model)[0].weight)
+    assert is_noisy(model, optimizer)
+
+
+@modes
+def test_the_gradient_of_an_evaluation_in_the_midst_of_a_step(mode):
+    """It is that of the clean weights; where noise is in place it is refused."""
+    model, optimizer = known(mode)
+    twin = copy.deepcopy(model)
+    backward(model, 3)
+    model.eval()
+    x = torch.ones(2, 5, requires_grad=True)
+    scores = model(x).sum()
+    if mode == "replay":
+        with pytest.raises(RuntimeError, match="make the evaluation pass after step"):
+            scores.backward()
+        return
+    scores.backward()
+    y = torch.ones(2, 5, requires_grad=True)
+    twin(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+    assert optimizer.has_noise
+
+
+def test_inputs_that_need_gradients_are_no_reason_for_noise():
+    model, optimizer = known()
+    x = torch.ones(2, 5, requires_grad=True)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            assert torch.equal(model(x), copy.deepcopy(model)(x))
+    with torch.inference_mode(), optimizer.perturbed():
+        assert not torch.equal(model(x), copy.deepcopy(model)(x))
+    backward(model, 3)
+
+
+def test_interrupts_at_every_line_of_a_pass_leave_parameters_in_place():
+    """Ctrl-C at each line of our own code, one after the other."""
+    model, optimizer = known()
+    theta, x = weights(model), batch(0)[0]
+    for moment in range(10_000):
+        count = itertools.count()
+
+        def interrupt(frame, event, argument, count=count, moment=moment):
+            if not frame.f_code.co_filename.endswith("optim/forward.py"):
+                return None
+            if event == "line" and next(count) == moment:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            model(x)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        optimizer.zero_grad()
+        model(x)
+        assert all(isinstance(p, nn.Parameter) for p in model.parameters()), moment
+        assert same(weights(model), theta)
+    assert 30 < moment < 5000
     assert is_noisy(model, optimizer)
 
 

@@ -208,7 +208,7 @@ class Reports:
         self.clear()
 
     def clear(self) -> None:
-        """Drop what was seen so far."""
+        """Drop what was seen so far, and go on watching."""
         self.count = 0
         self.backwards: Counter[int] = Counter()
         self.sums: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
@@ -229,9 +229,10 @@ class Reports:
         self.waiting += 1
 
         def on_backward(weight: Tensor) -> None:
-            self.waiting -= not seen
-            seen.append(True)
-            self.add(value, weight)
+            if not seen:  # a gradient of it may be taken several times
+                seen.append(True)
+                self.waiting -= 1
+                self.add(value, weight)
 
         loss.register_hook(on_backward)
 
@@ -250,6 +251,9 @@ class Reports:
         for index, p in enumerate(params):
             if p.requires_grad:
                 self._hooks.append(p.register_hook(partial(on_gradient, index, p)))
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop to look at gradients."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from neuvar.noise import Slot, whole_slot
 
@@ -78,6 +79,11 @@ def check_parameters(params: Sequence[Tensor]) -> None:
     """Refuse parameters whose weights cannot be perturbed, with a sentence that names the first."""
     seen: dict[int, int] = {}
     for index, p in enumerate(params):
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {index} is not initialized; run the model once before you make the "
+                "optimizer"
+            )
         what = f"parameter {index} of shape {tuple(p.shape)}"
         if not p.is_floating_point():
             raise ValueError(f"{what} has dtype {p.dtype}; noise needs real floating point weights")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from neuvar import noise as noise_
 from neuvar.noise import Draw
 from neuvar.optim.auto import AutoB, Reports, share
-from neuvar.optim.forward import not_compiled, use
+from neuvar.optim.forward import ForwardNoise, not_compiled, use
 from neuvar.optim.keeping import Exact, Replay
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.perturbation import Perturbation, Term
@@ -141,6 +141,7 @@ class NVRM(Wrapper):
         loss = self._closure_loss(closure)
         if not self._has_gradients():
             self.inner.step()
+            use(self._weights)
             return loss
         self._control_b()
         lent, drawn = self._begin_update()
@@ -176,8 +177,25 @@ class NVRM(Wrapper):
                 f"loss must be the tensor of one number that backward() is called on, got {loss!r}"
             )
         if self._auto_groups():
+            self._check_gradients()
             self._watch_gradients()
             self._reports.expect(loss)
+
+    def _check_gradients(self) -> None:
+        """Drop reports whose gradients were dropped, and refuse gradients without a report."""
+        groups, reports = self._auto_groups(), self._reports
+        control = AutoB(*groups[0]["auto"])
+        grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        if not grads and (control.reported or reports.count):
+            self._drop_reports()
+            return
+        unreported = control.due and not (control.reported or reports.count or reports.waiting)
+        if unreported and any(bool(g.any()) for g in grads):
+            raise RuntimeError(
+                'b="auto" needs all losses of a step, but there are gradients of one that was not '
+                "reported; call optimizer.report_loss(loss) before each backward(), or zero_grad() "
+                "before the first"
+            )
 
     def _watch_gradients(self) -> None:
         groups = self._auto_groups()
@@ -211,12 +229,14 @@ class NVRM(Wrapper):
         """Zero the gradients and drop the reported losses."""
         super().zero_grad(set_to_none)
         self._drop_reports()
+        if isinstance(self._weights, ForwardNoise):
+            self._weights.forget()  # writes through .data to the parameters leave no other trace
         use(self._weights)
 
     def _drop_reports(self) -> None:
         if groups := self._auto_groups():
-            self._reports.close()
-            self._reports = Reports()
+            self._reports.waiting = 0
+            self._reports.clear()
             for group in groups:
                 group["auto"] = tuple(AutoB(*group["auto"]).reset())
 
@@ -302,6 +322,7 @@ class NVRM(Wrapper):
         if records is not None:
             self._record(records)
         self._weights.take_back(lent, eps)
+        self._reports.close()
         self._drop_reports()
         use(self._weights)
 

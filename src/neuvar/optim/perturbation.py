@@ -108,9 +108,15 @@ NONE = Perturbation()
 class _Link(torch.autograd.Function):
     """Passes a filled tensor on, and its gradient to the parameter that it was made from."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, p: Tensor, filled: Tensor) -> Tensor:
+    def forward(p: Tensor, filled: Tensor) -> Tensor:
         return filled.view_as(filled)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """No-op: the gradient needs nothing."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -120,14 +126,12 @@ class _Link(torch.autograd.Function):
 def added_noise(p: Tensor, term: Term) -> Tensor:
     """A parameter plus its noise as a new tensor, whose gradient goes to the parameter."""
     slot, draw, b = term
-    scale = draw.sign * b
-    with torch.enable_grad():
-        if p.dtype in (torch.float32, torch.float64) and p.is_contiguous():
-            (_, _, z), *more = pieces(slot, draw, p.device)
-            if not more:
-                return torch.add(p, z.view_as(p), alpha=scale)
-        filled = Perturbation({p: term}).result(p, p.detach())
-        return _Link.apply(p, filled)  # type: ignore[no-any-return, no-untyped-call]
+    if p.dtype in (torch.float32, torch.float64) and p.is_contiguous():
+        (_, _, z), *more = pieces(slot, draw, p.device)
+        if not more:
+            return torch.add(p, z.view_as(p), alpha=draw.sign * b)
+    filled = Perturbation({p: term}).result(p, p.detach())
+    return _Link.apply(p, filled)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:

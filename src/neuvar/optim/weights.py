@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from neuvar.optim import forward
-from neuvar.optim.forward import NEVER, ModuleParameter, noise_owners
+from neuvar.optim.forward import NEVER, Ending, ModuleParameter, Swaps, noise_owners
 from neuvar.optim.keeping import Exact, Keeping
 from neuvar.optim.layout import is_sharded, local, reshard
 from neuvar.optim.perturbation import NONE, Perturbation
@@ -90,12 +91,7 @@ class NoisyWeights:
         self._written: dict[Tensor, tuple[int, int]] = {}
         self._set_aside: dict[Tensor, Tensor] = {}
         self._hooks: list[Any] = []
-        self._register()
-
-    def _register(self) -> None:
         forward.register(self)
-        if self.model is not None:
-            forward.install(self.model, self)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.noisy and self.eps.terms and not self.keep.survives:
@@ -111,7 +107,10 @@ class NoisyWeights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._register()
+        if self.model is None or "_modules" in self.model.__dict__:
+            forward.register(self)
+        else:  # it is copied along as an attribute of the model, which is not complete yet
+            forward.OWNERS.add(self)
         if self.noisy:
             # A model that was copied along may have been copied clean.
             with torch.no_grad():
@@ -234,16 +233,16 @@ class NoisyWeights:
 
     # Forward passes of a known model.
 
-    def enter(self, slots: list[ModuleParameter], *, training: bool) -> Callable[[], None] | None:
+    def lent(self, p: Tensor) -> bool:
+        """Whether a parameter carries noise since a forward pass."""
+        return self.noisy
+
+    def enter(self, slots: list[ModuleParameter], swaps: Swaps, *, noisy: bool) -> Ending | None:
         """Put the noise on for a training pass; take it off while another pass runs."""
-        if self.model is None:
-            return None
-        if self.always and not self.held:
-            if self.noisy:
-                return None
+        if noisy and self.always and not self.noisy:
             self.release(REST)
-            return lambda: self.hold(REST, thorough=False)
-        if training and not self.held:
+            return lambda result: self.hold(REST, thorough=False)
+        if noisy:
             self.release(REST)
             self._begin_hooks()
             self.passes += 1
@@ -265,7 +264,10 @@ class NoisyWeights:
                     self._set_aside[p], p.data = p.data, clean
         reshard(self.eps.terms)
 
-    def _resume(self) -> None:
+    def _resume(self, result: Any) -> None:
+        for output in tree_leaves(result):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(_refuse_backward)
         with torch.no_grad():
             for p in list(self._set_aside):
                 noisy = self._set_aside.pop(p)
@@ -402,6 +404,13 @@ class NoisyWeights:
                 self.keep.load_noisy(p, saved[p], after, noisy=p in noisy)
         self._torn = False
         self._remember()
+
+
+def _refuse_backward(gradient: Tensor) -> None:
+    raise RuntimeError(
+        "this is the gradient of an evaluation pass that was made between a training pass and its "
+        "step(), when the weights carry noise in place; make the evaluation pass after step()"
+    )
 
 
 def noisy_weights(

@@ -406,6 +406,11 @@ def _checked_record(drawn: Sequence[Any]) -> Draw:
 def _check_model(model: object, groups: list[dict[str, Any]]) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            "model has scripted parts, whose forward pass is not Python; make the optimizer with "
+            "the model before torch.jit.script, or from model.parameters()"
+        )
     known = set(model.parameters())
     for index, group in enumerate(groups):
         for p in _tensors(group["params"]):
