@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test marked lint bench report docs clean
+.PHONY: help demo test test-says narrow lint bench report docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -14,11 +14,29 @@ help: ## show this list
 demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute
 	$(BIN)/neuvar demo
 
-test: $(VENV)/.installed-dev lint ## lint, type check and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser and not ray" -n 2 --dist loadfile
+# One thread a process, or two processes get in each other's way on two cores. Tests of a file share
+# what they set up; files with slow tests come first, so that both processes end together.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-marked: $(VENV)/.installed-dev ## the tests that make test leaves out: a browser, a Ray cluster
-	$(BIN)/python -m pytest -m "browser or ray"
+test: test-says $(VENV)/.installed-dev lint ## lint, type check and all tests; about 7 minutes on two cores
+	$(PYTEST) --durations 20
+
+test-says:
+	@echo "make test: ruff, mypy, all tests, and the examples in docstrings and documents."
+	@echo "It takes about 7 minutes on two cores, and some more the first time, to install packages."
+	@for name in chromium chromium-browser google-chrome; do \
+		command -v $$name >/dev/null && exit; done; \
+		echo "There is no Chromium: tests of pages in a browser will be skipped."
+
+# Results must not depend on how the CPU rounds. Left out, by name, are tests of files, pages and
+# processes: a new file is run.
+NARROW := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+NOT_NUMERICAL := cleaning_browser cli cli_choosing cli_run cli_showing cli_timing data data_files \
+	data_fuzz data_pickles data_sources docstring_markup documents engine engine_cluster engine_ray \
+	engine_results house report report_browser report_examples startup
+
+narrow: $(VENV)/.installed-dev ## the numerical tests with the narrowest instruction set; about 5 minutes
+	$(NARROW) $(PYTEST) $(NOT_NUMERICAL:%=--ignore=tests/test_%.py)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .
