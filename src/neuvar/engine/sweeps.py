@@ -96,6 +96,8 @@ def sweep(
             )
             Crew(job, results, devices, folder, tally).carry_out(missing)
     finally:
+        for key in skipped:
+            results.forget(key)  # a worker without a parent may have held it until now
         with contextlib.suppress(OSError):  # it holds what other runs need to go on
             results.checkpoints.rmdir()
     return tally.summary(skipped)
