@@ -1,0 +1,43 @@
+"""Atomic writes: a file is replaced when its new contents are on disk, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+UNFINISHED = ".part"
+"""Suffix of files that are being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that takes the place of ``path`` when the block ends without error.
+
+    Until then, and after any failure, the old file stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            unfinished.chmod(path.stat().st_mode)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Replace several files. None is replaced before all of them are on disk."""
+    with ExitStack() as stack:
+        for path, content in contents.items():
+            file = stack.enter_context(replacing(path))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
