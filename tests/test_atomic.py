@@ -23,9 +23,14 @@ def test_a_file_is_replaced_with_its_mode_kept(tmp_path: Path) -> None:
 def test_a_failure_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError, match="stop"), replacing(path) as file:
-        file.write(b"half")
-        raise RuntimeError("stop")
+
+    def write_half() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_half()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
