@@ -14,6 +14,8 @@ import neuvar
 
 PACKAGE = Path(neuvar.__file__).parent
 HOUSE = [
+    "_validate",
+    "_atomic",
     "lazy",
     "noise",
     "optim",
