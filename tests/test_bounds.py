@@ -285,8 +285,8 @@ def test_what_no_bound_holds_for_gets_a_sentence():
         ({"sigma": 0}, "sigma must be greater than 0"),
         ({"sigma": []}, "sigma must hold at least one value"),
         ({"sigma": 1, "form": "catoni"}, "form must be one of"),
-        ({"sigma": 1, "draws": 1}, "draws must be a whole number >= 2"),
-        ({"sigma": 1, "failure": 0}, "failure must be a number between 0 and 1"),
+        ({"sigma": 1, "draws": 1}, "draws must be an integer >= 2"),
+        ({"sigma": 1, "failure": 0}, "failure must be a finite number > 0 and < 1"),
     ):
         with pytest.raises(ValueError, match=sentence):
             bounds.pac_bayes(linear(), data, b=0.1, **options)
@@ -299,10 +299,10 @@ def test_what_no_bound_holds_for_gets_a_sentence():
         (lambda: bounds.mcallester_bound(-0.1, 1.0, examples=10), "risk must be between 0 and"),
         (lambda: bounds.mcallester_bound(0.1, -1.0, examples=10), "kl must be a finite number"),
         (lambda: bounds.mcallester_bound(0.1, math.inf, examples=10), "kl must be a finite number"),
-        (lambda: bounds.mcallester_bound(0.1, 1.0, examples=0), "examples must be a whole number"),
+        (lambda: bounds.mcallester_bound(0.1, 1.0, examples=0), "examples must be an integer"),
         (lambda: bounds.mcallester_bound(0.1, 1.0, examples=9, failure=2), "failure must be"),
         (lambda: bounds.mcallester_bound(0.1, 1.0, examples=9, choices=0), "choices must be"),
-        (lambda: bounds.seeger_bound(0.1, 1.0, examples=7), "examples must be a whole number >= 8"),
+        (lambda: bounds.seeger_bound(0.1, 1.0, examples=7), "examples must be an integer >= 8"),
         (lambda: bounds.forgetting_bound(0.1, math.nan, 1.0, examples=9), "delta_ab must be"),
         (lambda: bounds.prior_sigma(0, examples=5), "weight_decay must be greater than 0"),
         (lambda: bounds.gaussian_kl(count=0, squared_distance=0, b=1, sigma=1), "count must be"),

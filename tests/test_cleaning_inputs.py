@@ -537,7 +537,7 @@ class TestExamples:
 
     @pytest.mark.parametrize("size", [0, -3, 2.0, "8", True])
     def test_size_is_a_whole_number(self, size):
-        with pytest.raises(ValueError, match="size must be a whole number >= 1"):
+        with pytest.raises(ValueError, match="size must be an integer >= 1"):
             read_examples((FEATURES, LABELS), size=size)
 
     def test_size_is_for_pictures(self):

@@ -600,7 +600,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("kind", ["empirical", "squared_batch_mean"])
     def test_labels_are_missing(self, kind):
-        with pytest.raises(ValueError, match="data has inputs alone"):
+        with pytest.raises(ValueError, match="data has inputs only"):
             diagonal_fisher(mlp(), torch.ones(2, 5), kind=kind)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -616,17 +616,20 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("data", "words"),
         [
-            ({"x": torch.ones(3, 5)}, "iterable of such, got a dict"),
-            (torch.ones(3, 5).numpy(), "iterable of such, got a ndarray"),
-            (mnist_excerpt().test, "iterable of such, got a Split"),
-            (3, "iterable of such, got a int"),
-            ("x", "iterable of such, got a str"),
-            ([{"x": torch.ones(3, 5)}], r"pair of tensors \(inputs, labels\), got a dict"),
-            ([(torch.ones(3, 5),) * 3], "got a tuple of Tensor, Tensor, Tensor"),
-            ((torch.ones(3, 5), [0, 1, 2]), "got a tuple of Tensor, list"),
-            ([torch.ones(3, 5).numpy()], "got a ndarray"),
+            ({"x": torch.ones(3, 5)}, "iterable of these, got dict"),
+            (torch.ones(3, 5).numpy(), "iterable of these, got ndarray"),
+            (mnist_excerpt().test, "iterable of these, got Split"),
+            (3, "iterable of these, got int"),
+            ("x", "iterable of these, got str"),
+            (
+                [{"x": torch.ones(3, 5)}],
+                r"pair of tensors \(inputs, labels\), got dict with the keys x",
+            ),
+            ([(torch.ones(3, 5),) * 3], "got tuple of Tensor, Tensor, Tensor"),
+            ((torch.ones(3, 5), [0, 1, 2]), "got tuple of Tensor, list"),
+            ([torch.ones(3, 5).numpy()], "got ndarray"),
             ([torch.ones(3, 5), torch.ones(3, 5)], "not be a list of two batches"),
-            (torch.tensor(1.0), "a row for each sample, got a tensor that is one number"),
+            (torch.tensor(1.0), "one row per example, got a tensor with 0 dimensions"),
         ],
     )
     def test_forms_of_data(self, data, words):
@@ -636,7 +639,7 @@ class TestBadInput:
     @pytest.mark.parametrize("kind", ["empirical", "squared_batch_mean"])
     @pytest.mark.parametrize("labels", [torch.zeros(3), torch.zeros(3, 4).long()])
     def test_labels_that_are_no_classes(self, kind, labels):
-        with pytest.raises(ValueError, match="data must have labels that are integers in one row"):
+        with pytest.raises(ValueError, match="data must have integer labels of shape"):
             diagonal_fisher(mlp(), (torch.ones(3, 5), labels), kind=kind)
 
     def test_nothing_is_trained(self):

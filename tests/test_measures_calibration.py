@@ -307,11 +307,11 @@ GOOD = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
         ({"labels": [0, 1, -1]}, "labels must be class numbers from 0, got -1"),
         ({"labels": [0.0, 1.0, 1.0]}, "labels must be integers"),
         ({"logits": None}, "logits must be True or False, got None"),
-        ({"bins": 0}, "bins must be a whole number >= 1, got 0"),
-        ({"bins": 2.0}, "bins must be a whole number >= 1, got 2.0"),
-        ({"resamples": 99}, "resamples must be a whole number >= 100, got 99"),
-        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
-        ({"seed": None}, "seed must be a whole number >= 0, got None"),
+        ({"bins": 0}, "bins must be an integer >= 1, got 0"),
+        ({"bins": 2.0}, "bins must be an integer >= 1, got 2.0"),
+        ({"resamples": 99}, "resamples must be an integer >= 100, got 99"),
+        ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
+        ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),
         ({"scheme": "quantile"}, "scheme must be one of equal-mass, equal-width, got 'quantile'"),
     ],
 )
@@ -326,7 +326,7 @@ def test_refusals(changed, sentence):
 def test_intervals_refuse_what_is_no_confidence(confidence):
     found = measure([0.5, 0.8], [1, 0])
     for method in (found.interval, found.floor_interval):
-        with pytest.raises(ValueError, match="confidence must be a number between 0 and 1, got"):
+        with pytest.raises(ValueError, match="confidence must be a finite number > 0 and < 1, got"):
             method(confidence)
 
 

@@ -116,7 +116,7 @@ def test_what_a_check_cannot_be_made_of_gets_a_sentence():
         curvature_check(quadratic(), as_loss, one_example(), b=0)
     with pytest.raises(ValueError, match="batchnorm must be 'keep' here"):
         curvature_check(quadratic(), as_loss, one_example(), b=1, batchnorm="reestimate")
-    with pytest.raises(ValueError, match="probes must be a whole number >= 2"):
+    with pytest.raises(ValueError, match="probes must be an integer >= 2"):
         hessian_trace(quadratic(), as_loss, one_example(), probes=1)
 
 
@@ -173,10 +173,10 @@ def test_more_effort_finds_no_lower_maximum():
     ("options", "sentence"),
     [
         ({"epsilon": -1}, "epsilon must be a finite number"),
-        ({"subspace": 0}, "subspace must be a whole number >= 1"),
+        ({"subspace": 0}, "subspace must be an integer >= 1"),
         ({"subspace": 9}, "subspace must be at most the 8 weights"),
-        ({"steps": 0}, "steps must be a whole number >= 1"),
-        ({"starts": 0}, "starts must be a whole number >= 1"),
+        ({"steps": 0}, "steps must be an integer >= 1"),
+        ({"starts": 0}, "starts must be an integer >= 1"),
     ],
 )
 def test_bad_arguments_of_sharpness_get_a_sentence(options, sentence):

@@ -135,7 +135,7 @@ def test_the_first_crossing_is_found():
         ({"delta": -1}, "delta must be a finite number"),
         ({"resolution": 2}, "resolution must be between"),
         ({"minimum": 2, "maximum": 1}, "minimum < maximum"),
-        ({"draws": 2}, "draws must be a whole number >= 4"),
+        ({"draws": 2}, "draws must be an integer >= 4"),
     ],
 )
 def test_bad_arguments_get_a_sentence(options, sentence):

@@ -202,9 +202,9 @@ def test_random_data_are_the_same_in_every_pass():
     [
         (
             lambda: ((x, y) for x, y in [classes()]),
-            "generator, which can be gone through only once",
+            "generator, which can be iterated only once",
         ),
-        (lambda: zip([1], [2], strict=True), "zip, which can be gone through only once"),
+        (lambda: zip([1], [2], strict=True), "zip, which can be iterated only once"),
         (lambda: TensorDataset(*classes()), "put it into a DataLoader"),
         (lambda: classes()[0], "data must be a pair of tensors"),
         (lambda: 7, "data must be a pair of tensors"),
@@ -534,7 +534,7 @@ def test_data_that_change_in_content_are_noticed():
         def forward(self, x):
             return super().forward(x.mul_(0.9))
 
-    with pytest.raises(ValueError, match="the model writes to its inputs"):
+    with pytest.raises(ValueError, match="the model changes its inputs in place"):
         neural_variability(Writing(5, 3), cross_entropy, classes(), b=0.1)
 
 

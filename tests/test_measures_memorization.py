@@ -73,10 +73,10 @@ def test_proportion_is_frozen():
 @pytest.mark.parametrize(
     ("count", "of", "sentence"),
     [
-        (-1, 3, "count must be a whole number >= 0, got -1"),
-        (1.0, 3, "count must be a whole number >= 0, got 1.0"),
-        (True, 3, "count must be a whole number >= 0, got True"),
-        (1, "3", "of must be a whole number >= 0, got '3'"),
+        (-1, 3, "count must be an integer >= 0, got -1"),
+        (1.0, 3, "count must be an integer >= 0, got 1.0"),
+        (True, 3, "count must be an integer >= 0, got True"),
+        (1, "3", "of must be an integer >= 0, got '3'"),
         (4, 3, "count must be at most of = 3, got 4"),
     ],
 )
@@ -87,7 +87,7 @@ def test_proportion_refuses(count, of, sentence):
 
 @pytest.mark.parametrize("confidence", [0, 1, 0.0, 1.0, 95, -0.1, math.nan, "0.95", None, True])
 def test_interval_refuses_what_is_no_confidence(confidence):
-    with pytest.raises(ValueError, match="confidence must be a number between 0 and 1, got"):
+    with pytest.raises(ValueError, match="confidence must be a finite number > 0 and < 1, got"):
         Proportion(0, 0).interval(confidence)
 
 
@@ -384,15 +384,15 @@ GOOD = [0.5] * 12
         ([*GOOD, -0.1], {}, "train_accuracy must be between 0 and 1, got -0.1"),
         ([*GOOD, math.nan], {}, "train_accuracy must be between 0 and 1, got nan"),
         ("0.5", {}, "train_accuracy must be a tensor, an array or a list of numbers, got str"),
-        (GOOD, {"n": 0}, "n must be a whole number >= 1, got 0"),
-        (GOOD, {"n": 100.0}, "n must be a whole number >= 1, got 100.0"),
-        (GOOD, {"window": 9}, "window must be a whole number >= 10, got 9"),
+        (GOOD, {"n": 0}, "n must be an integer >= 1, got 0"),
+        (GOOD, {"n": 100.0}, "n must be an integer >= 1, got 100.0"),
+        (GOOD, {"window": 9}, "window must be an integer >= 10, got 9"),
         (GOOD, {"window": 13}, "window must be at most the 12 epochs given, got 13"),
-        (GOOD, {"window": 10.0}, "window must be a whole number >= 10, got 10.0"),
-        (GOOD, {"tolerance": 0.0}, "tolerance must be a number between 0 and 1, got 0.0"),
-        (GOOD, {"tolerance": 1}, "tolerance must be a number between 0 and 1, got 1"),
-        (GOOD, {"tolerance": math.nan}, "tolerance must be a number between 0 and 1, got nan"),
-        (GOOD, {"tolerance": None}, "tolerance must be a number between 0 and 1, got None"),
+        (GOOD, {"window": 10.0}, "window must be an integer >= 10, got 10.0"),
+        (GOOD, {"tolerance": 0.0}, "tolerance must be a finite number > 0 and < 1, got 0.0"),
+        (GOOD, {"tolerance": 1}, "tolerance must be a finite number > 0 and < 1, got 1"),
+        (GOOD, {"tolerance": math.nan}, "tolerance must be a finite number > 0 and < 1, got nan"),
+        (GOOD, {"tolerance": None}, "tolerance must be a finite number > 0 and < 1, got None"),
     ],
 )
 def test_plateau_refuses(curve, options, sentence):

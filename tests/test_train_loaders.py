@@ -154,17 +154,17 @@ class TestTraining:
         ("batches", "words"),
         [
             (lambda: PAIR, "is a Dataset of single examples; put it into a DataLoader"),
-            (lambda: (INPUTS, LABELS), "got a tuple of tensors"),
+            (lambda: (INPUTS, LABELS), "got tuple of Tensor, Tensor"),
             (lambda: INPUTS, "another iterable of batches, got Tensor"),
             (lambda: 3, "another iterable of batches, got int"),
-            (lambda: (b for b in [(INPUTS, LABELS)]), "is a generator, which can be gone through"),
+            (lambda: (b for b in [(INPUTS, LABELS)]), "is a generator, which can be iterated"),
             (list, "batches is empty; a training needs at least one"),
             (lambda: DataLoader(Stream(0), 4), "batches is empty in epoch 1"),
             (lambda: DataLoader(Stream(26, 0), 4), "batches is empty in epoch 2"),
-            (lambda: [{"x": INPUTS, "labels": LABELS}], "got a dict with the keys x, labels"),
-            (lambda: [(INPUTS, 3)], "got a tuple of Tensor, int"),
-            (lambda: [[INPUTS]], "got a list of Tensor"),
-            (lambda: [(INPUTS, LABELS), None], "got a NoneType"),
+            (lambda: [{"x": INPUTS, "labels": LABELS}], "got dict with the keys x, labels"),
+            (lambda: [(INPUTS, 3)], "got tuple of Tensor, int"),
+            (lambda: [[INPUTS]], "got list of Tensor"),
+            (lambda: [(INPUTS, LABELS), None], "got NoneType"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_trained_on(self, batches, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from neuvar.measures.checks import probability, whole_number
+from neuvar._validate import integer, probability
 from neuvar.noise import scale
 
 
@@ -29,7 +29,7 @@ def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) 
     >>> gaussian_kl(count=10, squared_distance=2.0, b=1.0, sigma=1.0)
     1.0
     """
-    whole_number("count", count, least=1)
+    integer("count", count, low=1)
     b, sigma = positive("b", b), positive("sigma", sigma)
     distance = scale("squared_distance", squared_distance)
     ratio = b / sigma
@@ -48,7 +48,7 @@ def prior_sigma(weight_decay: float, *, examples: int | None) -> float:
     (0.447, 100.0)
     """
     if examples is not None:
-        whole_number("examples", examples, least=1)
+        integer("examples", examples, low=1)
     return 1 / math.sqrt(positive("weight_decay", weight_decay) * (examples or 1))
 
 
@@ -107,7 +107,7 @@ def monte_carlo_risk(mean: float, *, draws: int, failure: float, ceiling: float 
     >>> round(monte_carlo_risk(0.02, draws=1000, failure=0.01), 4)
     0.0365
     """
-    whole_number("draws", draws, least=1)
+    integer("draws", draws, low=1)
     ceiling, mean = bounded_risk(mean, ceiling)
     return ceiling * inverse_kl(
         mean / ceiling, math.log(1 / probability("failure", failure)) / draws

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from neuvar._validate import integer, probability
 from neuvar.bounds.divergence import bounded_risk, inverse_kl, positive
-from neuvar.measures.checks import probability, whole_number
 from neuvar.noise import scale
 
 
@@ -76,8 +76,8 @@ def mcallester_bound(
     False
     """
     kl, failure = _divergence(kl), probability("failure", failure)
-    whole_number("examples", examples, least=1)
-    share = failure / whole_number("choices", choices, least=1)
+    integer("examples", examples, low=1)
+    share = failure / integer("choices", choices, low=1)
     ceiling, risk = bounded_risk(risk, ceiling)
     complexity = 4 * ceiling * math.sqrt((kl + math.log(2 * examples / share)) / examples)
     return _bound(risk + complexity, risk, ceiling, kl, examples, failure)
@@ -151,8 +151,8 @@ def seeger_bound(
     0.127
     """
     kl, failure = _divergence(kl), probability("failure", failure)
-    whole_number("examples", examples, least=8)
-    share = failure / whole_number("choices", choices, least=1)
+    integer("examples", examples, low=8)
+    share = failure / integer("choices", choices, low=1)
     ceiling, risk = bounded_risk(risk, ceiling)
     divergence = (kl + math.log(2 * math.sqrt(examples) / share)) / examples
     value = ceiling * inverse_kl(risk / ceiling, divergence)
@@ -185,7 +185,7 @@ def information_bound(
     0.0807
     """
     information = _divergence(information, "information")
-    whole_number("examples", examples, least=1)
+    integer("examples", examples, low=1)
     width = positive("sub_gaussian", sub_gaussian)
     delta = scale("delta", delta)
     value = width * math.sqrt(2 * information / examples) + delta

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuvar._batches import Feed
+from neuvar._validate import integer, one_of, probability
 from neuvar.bounds.divergence import gaussian_kl, positive
 from neuvar.bounds.formulas import (
     Bound,
@@ -30,8 +32,6 @@ from neuvar.bounds.noisy import (
     several,
     zero_one,
 )
-from neuvar.measures.batches import Feed
-from neuvar.measures.checks import one_of, probability, whole_number
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Loss
 from neuvar.optim.layout import bare
@@ -165,7 +165,7 @@ def pac_bayes(
         (0.1, 0.0, True)
     """
     one_of("form", form, ("seeger", "mcallester", "variability"))
-    whole_number("draws", draws, least=2)
+    integer("draws", draws, low=2)
     scales, half = several("b", b), probability("failure", failure) / 2
     loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
@@ -262,7 +262,7 @@ def information(
         >>> information(model, data, b=0.1, sigma=0.1, centre=model).bound.kl
         0.0
     """
-    whole_number("draws", draws, least=2)
+    integer("draws", draws, low=2)
     probability("confidence", confidence)
     loss, ceiling = bounded_loss(loss, clamp)
     distance, count = _distance(model, centre)
@@ -343,7 +343,7 @@ def forgetting(
         >>> found.bound.risk >= found.after.mean
         True
     """
-    whole_number("draws", draws, least=2)
+    integer("draws", draws, low=2)
     half = probability("failure", failure) / 2
     b = positive("b", b)
     loss, ceiling = bounded_loss(loss, clamp)

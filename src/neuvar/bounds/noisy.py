@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from neuvar._batches import Feed
+from neuvar._validate import boolean
 from neuvar.bounds.divergence import monte_carlo_risk, positive, prior_sigma
-from neuvar.measures.batches import Feed
-from neuvar.measures.checks import yes_or_no
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.generalization import each, refuse_if_no_mean
 from neuvar.measures.landscape import BOUNDS, Landscape, Loss
@@ -116,7 +116,7 @@ def prior_sigmas(
     """Deviations of the prior, as given or from weight decay."""
     if (sigma is None) == (weight_decay is None):
         raise ValueError("give either sigma or weight_decay")
-    yes_or_no("paper_prior", paper_prior)
+    boolean("paper_prior", paper_prior)
     if sigma is not None and paper_prior:
         raise ValueError("paper_prior says how weight_decay gives sigma; give it with weight_decay")
     if weight_decay is not None:

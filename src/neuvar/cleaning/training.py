@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
+from neuvar._batches import Generators
+from neuvar._validate import integer
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import Array
 from neuvar.data import Batches, normalization
-from neuvar.measures.batches import Generators
-from neuvar.measures.checks import whole_number
 from neuvar.optim import NVRMSGD
 from neuvar.train import fit
 from neuvar.train.evaluation import autocast, device_of, not_half
@@ -59,7 +59,7 @@ def train_once(
     progress: Callable[[float], None] | None = None,
 ) -> Trained:
     """Train a copy of the model, and keep what it makes of each example on the way."""
-    epochs = whole_number("epochs", epochs, least=1)
+    epochs = integer("epochs", epochs, low=1)
     check_trainable(model)
     check_scores(model, examples)
     trained = _copied(model).to(device).train()
@@ -189,9 +189,9 @@ class FeatureBatches:
         shuffle: bool,
         device: torch.device | str,
     ) -> None:
-        self.size = whole_number("batch_size", size, least=1)
+        self.size = integer("batch_size", size, low=1)
         self._parts, self._device = parts, device
-        self._seed, self._shuffle = whole_number("seed", seed, least=0), shuffle
+        self._seed, self._shuffle = integer("seed", seed, low=0), shuffle
 
     def __len__(self) -> int:
         return (len(self._parts[0]) + self.size - 1) // self.size

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from neuvar.continual.batches import Data
+from neuvar._batches import Data
 from neuvar.continual.importance import check_fisher, check_seed, diagonal_fisher
 from neuvar.continual.penalty import Penalty
 from neuvar.noise import scale

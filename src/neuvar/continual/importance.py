@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.continual.as_found import at_rest
-from neuvar.continual.batches import Data, batches
+from neuvar._batches import Data, inputs_and_labels
 from neuvar.continual.per_sample import Question, Scores, best_way, stateless, zeros
+from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.reading import refuse_unknown_class
 from neuvar.optim.layout import bare
 
@@ -151,10 +151,11 @@ def _mean_power(
     network = bare(model)
     totals: dict[str, Tensor] = {}
     samples, classes, way = 0, 0, None
-    with at_rest(network):
+    with torch.enable_grad(), clean_eval_mode(network):
         weights = _trained(network)
+        device = next(iter(weights.values())).device
         question = Question(stateless(network, arguments), scores, power, network)
-        for inputs, labels in batches(data, weights, needs_labels=needs_labels):
+        for inputs, labels in inputs_and_labels(data, device, needs_labels=needs_labels):
             if needs_labels:
                 classes = classes or _classes(question, weights, inputs)
                 refuse_unknown_class(labels, classes)
@@ -173,12 +174,13 @@ def _squared_batch_mean(
     model: nn.Module, data: Data, arguments: dict[str, Any]
 ) -> dict[str, Tensor]:
     network, parts = bare(model), 0
-    with at_rest(network):
+    with torch.enable_grad(), clean_eval_mode(network):
         weights = _trained(network)
+        device = next(iter(weights.values())).device
         live = {name: w.requires_grad_() for name, w in weights.items()}
         totals = zeros(weights)
         forward = stateless(network, arguments)
-        for inputs, labels in batches(data, weights, needs_labels=True):
+        for inputs, labels in inputs_and_labels(data, device, needs_labels=True):
             for x, y in _split(inputs, labels, SQUARED_BATCH):
                 logs = _logs(forward(live, x))
                 refuse_unknown_class(y, logs.shape[1])

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from neuvar.continual.batches import Data
+from neuvar._batches import Data
 from neuvar.continual.importance import output_sensitivity
 from neuvar.continual.penalty import Penalty
 

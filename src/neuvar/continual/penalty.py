@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.continual.batches import Data
+from neuvar._batches import Data
 from neuvar.continual.quadratic import Quadratic, Weights, joined, value
 from neuvar.noise import scale
 from neuvar.optim.layout import bare

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.continual.batches import Data
+from neuvar._batches import Data
 from neuvar.continual.penalty import Penalty, copies
 from neuvar.continual.quadratic import Weights, pull
 from neuvar.noise import scale

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar.measures.checks import probability, whole_number
+from neuvar import _validate
+from neuvar._validate import integer, probability
 from neuvar.measures.memorization import class_numbers, tensor
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def calibration_error(
             f"labels must be {n} class numbers below {classes}, as outputs has shape "
             f"{(n, classes)}, got {len(truth)} up to {truth.max().item()}"
         )
-    for name, value, least in (("bins", bins, 1), ("resamples", resamples, 100), ("seed", seed, 0)):
-        whole_number(name, value, least=least)
+    bins, resamples = integer("bins", bins, low=1), integer("resamples", resamples, low=100)
+    seed = _validate.seed(seed)
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
     largest, predicted = probabilities.max(dim=1)

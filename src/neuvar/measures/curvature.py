@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from neuvar.measures.batches import Feed
-from neuvar.measures.checks import whole_number
+from neuvar._batches import Feed
+from neuvar._validate import integer
 from neuvar.measures.estimate import Estimate, student_quantile
 from neuvar.measures.landscape import Landscape, Loss, Options
 from neuvar.measures.reading import at_least_single, scalar
@@ -63,7 +63,7 @@ def hessian_trace(
         >>> round(hessian_trace(model, nn.functional.mse_loss, (x, y)).mean, 5)  # H = 2/3 · 1
         2.0
     """
-    whole_number("probes", probes, least=2)
+    integer("probes", probes, low=2)
     landscape = Landscape(
         model,
         loss,

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from neuvar.measures.checks import probability
+from neuvar._validate import probability
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from neuvar.measures.batches import Feed
-from neuvar.measures.checks import probability
+from neuvar._batches import Feed
+from neuvar._validate import probability
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Landscape, Loss
 from neuvar.measures.reading import are_classes, at_least_single, scalar

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neuvar import _validate
+from neuvar._batches import Batches, Feed, batch_length, feed_batch
+from neuvar._validate import boolean, one_of
 from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.measures.as_found import as_found
-from neuvar.measures.batches import Batches, Feed, batch_length, feed_batch
-from neuvar.measures.checks import one_of, whole_number, yes_or_no
+from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.reading import (
     Reading,
     agree,
@@ -93,9 +94,9 @@ class Landscape:
         one_of("relative_to", relative_to, (None, "tensor", "filter"))
         one_of("batchnorm", batchnorm, ("keep", "reestimate"))
         one_of("sampler", sampler, tuple(SAMPLERS))
-        whole_number("seed", seed)
+        seed = _validate.seed(seed)
         if vectorize is not None:
-            yes_or_no("vectorize", vectorize)
+            boolean("vectorize", vectorize)
         self.model, self.loss, self.feed = model, loss, feed or feed_batch
         self.std, self.relative_to, self.vectorize = family(noise).std, relative_to, vectorize
         # A stream of its own: an optimizer with the same seed has trained with the others.
@@ -112,7 +113,7 @@ class Landscape:
 
     def __enter__(self) -> Landscape:
         with ExitStack() as stack:
-            stack.enter_context(as_found(self.model))
+            stack.enter_context(clean_eval_mode(self.model))
             # Also where a loss is differentiated, the weights themselves are only read.
             self._centre = {p: local(p).clone() for p in self.slots}
             stack.callback(self.move, None)
@@ -173,7 +174,7 @@ class Landscape:
                 losses.append(scalar(self.loss(at_least_single(outputs), targets)))
                 hits.append(hit_rate(outputs, targets, counted(self.loss, outputs, targets)))
                 weights.append(weights_of(self.loss, outputs, targets))
-        self.batches.saw(sum(sizes))
+        self.batches.check_count(sum(sizes))
         if not self.examples:
             raise ValueError("data has no target that counts: the loss leaves all of them out")
         self.batch_sizes, self.precision = sizes, torch.finfo(losses[0].dtype).eps

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.measures.checks import probability, whole_number
+from neuvar._validate import integer, probability
 from neuvar.measures.estimate import student_quantile
 from neuvar.measures.memorization import tensor
 from neuvar.measures.proportion import normal_quantile, wilson
@@ -120,10 +120,10 @@ def plateau_noise_rate(
     """
     curve = _curve(train_accuracy)
     if n is not None:
-        whole_number("n", n, least=1)
+        integer("n", n, low=1)
     if window is None:
         window = max(SHORTEST_WINDOW, len(curve) // 4)
-    elif whole_number("window", window, least=SHORTEST_WINDOW) > len(curve):
+    elif integer("window", window, low=SHORTEST_WINDOW) > len(curve):
         raise ValueError(f"window must be at most the {len(curve)} epochs given, got {window}")
     tolerance = probability("tolerance", tolerance)
     height, drift, height_error, drift_error, degrees = _line(curve[-window:])

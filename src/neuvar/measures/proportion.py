@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neuvar.measures.checks import probability, whole_number
+from neuvar._validate import integer, probability
 
 Number = TypeVar("Number", float, np.ndarray[Any, np.dtype[Any]])
 
@@ -35,7 +35,7 @@ class Proportion:
 
     def __post_init__(self) -> None:
         for name, number in (("count", self.count), ("of", self.of)):
-            whole_number(name, number, least=0)
+            integer(name, number, low=0)
         if self.count > self.of:
             raise ValueError(f"count must be at most of = {self.of}, got {self.count}")
 

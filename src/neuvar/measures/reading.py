@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neuvar.measures.batches import batch_length
+from neuvar._batches import batch_length
 
 IGNORED = -100
 """The target that torch's losses leave out unless they are told another."""

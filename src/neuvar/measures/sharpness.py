@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from neuvar.measures.batches import Feed
-from neuvar.measures.checks import whole_number
+from neuvar._batches import Feed
+from neuvar._validate import integer
 from neuvar.measures.curvature import gradient
 from neuvar.measures.landscape import Landscape, Loss
 from neuvar.noise import pieces, scale
@@ -93,10 +93,10 @@ def keskar_sharpness(
         True
     """
     epsilon = scale("epsilon", epsilon)
-    whole_number("steps", steps, least=1)
-    whole_number("starts", starts, least=1)
+    integer("steps", steps, low=1)
+    integer("starts", starts, low=1)
     if subspace is not None:
-        whole_number("subspace", subspace, least=1)
+        integer("subspace", subspace, low=1)
     landscape = Landscape(
         model, loss, data, parameters=parameters, seed=seed, feed=feed, batch_size=batch_size
     )

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
-from neuvar.measures.checks import probability, whole_number, yes_or_no
+from neuvar._validate import boolean, integer, probability
 from neuvar.measures.estimate import Estimate, limit
 from neuvar.measures.landscape import Landscape, Loss, Options
 from neuvar.measures.reading import Reading
@@ -167,8 +167,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         probability("confidence", self.confidence)
-        yes_or_no("antithetic", self.antithetic)
-        whole_number("draws", self.draws, least=2 * len(self.signs))
+        boolean("antithetic", self.antithetic)
+        integer("draws", self.draws, low=2 * len(self.signs))
         if self.antithetic and self.draws % 2:
             raise ValueError(f"draws must be even, since they come in pairs, got {self.draws}")
         if self.tolerance is not None and not scale("tolerance", self.tolerance) > 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neuvar.measures.checks import yes_or_no
+from neuvar._validate import boolean
 
 FORMAT = 2
 """Files of format 1 do not say which training they are of; nobody could tell."""
@@ -39,7 +39,7 @@ class Checkpoint:
     def __init__(self, path: str | Path, *, every: float = 60.0, strict: bool = True) -> None:
         if not every >= 0:
             raise ValueError(f"every must be a number of seconds >= 0, got {every!r}")
-        yes_or_no("strict", strict)
+        boolean("strict", strict)
         self.path = Path(path)
         self.every = every
         self.strict = strict

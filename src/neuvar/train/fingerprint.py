@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from neuvar._batches import Generators, loader_generators
 from neuvar.data.batches import HASHED_ROWS, digest
-from neuvar.measures.batches import Generators
 from neuvar.noise import Draw
 from neuvar.optim.layout import bare, local
 from neuvar.optim.weights import clean_copy
-from neuvar.train.batches import Passes
+from neuvar.train.passes import Passes
 
 Fingerprint = dict[str, Any]
 """Names of options with plain values; a value that begins with # is a hash of contents."""
@@ -125,7 +125,7 @@ def of_data(batches: Any, device: torch.device) -> Fingerprint:
     if callable(own := getattr(batches, "fingerprint", None)):
         return dict(own())
     # Batch k of epoch e is always the same, so one batch stands for the order and the data.
-    with Generators(device, batches).from_the_start():
+    with Generators(device, batches).rewound():
         batch = next(iter(batches.epoch(0)))
     return {"first batch": digest(part for part in batch if isinstance(part, Tensor))}
 
@@ -138,7 +138,7 @@ def _of_passes(batches: Any) -> Fingerprint:
     if not isinstance(batches, DataLoader):
         return found
     sampler: Any = batches if batches.batch_sampler is None else batches.batch_sampler
-    seeds = [generator.initial_seed() for generator in Generators(None, batches).own]
+    seeds = [generator.initial_seed() for generator in loader_generators(batches)]
     return found | {
         "batch_size": getattr(sampler, "batch_size", None),
         "drop_last": getattr(sampler, "drop_last", None),

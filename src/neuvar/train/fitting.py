@@ -12,15 +12,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from neuvar._validate import integer
 from neuvar.continual import Penalty
-from neuvar.measures.checks import whole_number
 from neuvar.noise import scale
 from neuvar.schedule import BSchedule
-from neuvar.train.batches import Passes
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Loss
 from neuvar.train.fingerprint import note_end, of_data, options, start_of
 from neuvar.train.loop import EpochsOfBatches, Fit, Loop, Measure, Observe
+from neuvar.train.passes import Passes
 
 
 def fit(
@@ -97,12 +97,12 @@ def fit(
         model=model,
         batches=batches if by_number else Passes(batches),  # type: ignore[arg-type]
         optimizer=optimizer,
-        epochs=whole_number("epochs", epochs, least=0),
+        epochs=integer("epochs", epochs, low=0),
         loss=loss,
         schedule=schedule,
         penalty=penalty,
         clip=scale("clip", clip),
-        accumulate=whole_number("accumulate", accumulate, least=1),
+        accumulate=integer("accumulate", accumulate, low=1),
         precision=precision,
         measure=measure,
         measure_perturbed=measure_perturbed,

@@ -19,7 +19,6 @@ from neuvar.optim import NVRM, SAM
 from neuvar.optim.layout import bare
 from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule
-from neuvar.train.batches import Passes, length
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import (
     Loss,
@@ -31,6 +30,7 @@ from neuvar.train.evaluation import (
     perturbed_weights,
 )
 from neuvar.train.fingerprint import Fingerprint, refuse_difference
+from neuvar.train.passes import Passes, length
 from neuvar.train.state import kind_of, random_state, refuse_another, set_random_state
 
 Measure = Callable[[nn.Module], Mapping[str, float]]

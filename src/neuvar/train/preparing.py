@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from neuvar import data as data_
-from neuvar.measures.batches import Batches
-from neuvar.measures.checks import whole_number
+from neuvar._batches import Batches
+from neuvar._validate import integer
 from neuvar.optim.weights import held_clean
 from neuvar.train.evaluation import in_evaluation_mode
 
@@ -40,7 +40,7 @@ def make_layers(model: nn.Module, run: Callable[[], Any]) -> None:
 
 def no_single(count: int, size: int) -> int:
     """A batch size that leaves no last batch of one example, which batch normalisation refuses."""
-    size = whole_number("batch_size", size, least=1)
+    size = integer("batch_size", size, low=1)
     while 1 < size < count and count % size == 1:
         size += 1
     return size

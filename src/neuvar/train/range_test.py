@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuvar import data as data_
-from neuvar.measures.batches import Batches, Generators, feed_batch, to_device
-from neuvar.measures.checks import whole_number
+from neuvar._batches import Batches, Generators, feed_batch, to_device
+from neuvar._validate import integer
 from neuvar.measures.curve import Curve, variability_curve
 from neuvar.measures.variability import neural_variability
 from neuvar.optim import NVRM
@@ -133,7 +133,7 @@ def find_b(
     >>> 0.005 < found.b < 0.5
     True
     """
-    epochs = whole_number("epochs", epochs, least=1)
+    epochs = integer("epochs", epochs, low=1)
     check_trainable(model)
     trained = clean_copy(model).train()
     batches = ready_batches(data, trained, batch_size, seed)

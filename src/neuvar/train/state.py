@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuvar.optim.layout import bare
-from neuvar.train.batches import Passes
+from neuvar.train.passes import Passes
 
 PARTS = ("model", "optimizer", "scaler", "schedule", "penalty")
 COUNTS = ("epoch", "batch", "curves", "sums", "random", "passes", "fingerprint")

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from neuvar._batches import TARGET_KEYS
+from neuvar._validate import integer
 from neuvar.cleaning.inputs.arrays import read_inputs
 from neuvar.cleaning.inputs.folders import read_folder
 from neuvar.cleaning.inputs.labels import NUMBERS, plain_labels, read_labels
 from neuvar.cleaning.inputs.pictures import is_picture, pixels_of, squares
 from neuvar.cleaning.issues import Array
 from neuvar.data import Dataset, Split
-from neuvar.measures.batches import TARGET_KEYS
-from neuvar.measures.checks import whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def read_examples(
     (torch.Size([3, 2]), [0, 1, 0], ('no', 'yes'))
     """
     if size is not None:
-        size = whole_number("size", size, least=1)
+        size = integer("size", size, low=1)
     if isinstance(data, Examples):
         if size is not None or names is not None:
             raise ValueError("size and names must be left out for Examples, which have their own")

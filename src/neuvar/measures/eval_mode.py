@@ -1,4 +1,4 @@
-"""Look at a model in evaluation mode, at its clean weights, and leave it as found."""
+"""Clean weights and evaluation mode for a while, with everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuvar.measures.batches import Generators
+from neuvar._batches import Generators
 from neuvar.optim.layout import local
 from neuvar.optim.weights import held_clean
 
 
 @contextmanager
-def as_found(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and clean weights; then modes, attributes, buffers, generators as before."""
-    # Evaluation may be random too, in dropout that is always on for example.
+def clean_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without weight noise; restores modes, attributes, buffers and generators."""
+    # Evaluation may be random too, for example with dropout that is always on.
     generators = Generators(next((p.device for p in model.parameters()), None))
     with held_clean(model.parameters()):
         modes = {module: module.training for module in model.modules()}
-        kept = [_Kept(module) for module in modes]
-        # Layers that do something when the mode changes, such as to merge adapters into weights.
+        states = [_ModuleState(module) for module in modes]
+        # Modules that act when the mode changes, for example merge adapters into weights.
         active = [module for module in modes if type(module).train is not nn.Module.train]
         weights = [(p, local(p).clone()) for p in model.parameters()] if active else []
         try:
@@ -37,12 +37,12 @@ def as_found(model: nn.Module) -> Iterator[None]:
             generators.restore()
             for p, content in weights:
                 local(p.data).copy_(content)
-            for state in kept:
+            for state in states:
                 state.restore()
 
 
-class _Kept:
-    """What a module has besides parameters and submodules."""
+class _ModuleState:
+    """Attributes and buffers of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -51,7 +51,7 @@ class _Kept:
         self.contents = {n: b.clone() for n, b in module._buffers.items() if b is not None}
 
     def restore(self) -> None:
-        """Put everything back, objects and contents; ``forward`` may have left things behind."""
+        """Restore the objects and their contents, and remove what ``forward`` has added."""
         present = self.module.__dict__
         for name in [name for name in present if name not in self.attributes]:
             del present[name]
