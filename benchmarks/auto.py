@@ -28,7 +28,7 @@ from neuvar import NVRMSGD
 from neuvar.engine import Results, sweep
 from neuvar.experiments.flips import cifar_run, mnist_run
 from neuvar.experiments.permuted import task_run
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 from neuvar.models import build
 
 RESULTS = Path(__file__).parents[1] / "results"

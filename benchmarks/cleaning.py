@@ -32,7 +32,7 @@ from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.training import Trained, train_once
 from neuvar.data import Batches, load, normalization
 from neuvar.engine import Results, sweep
-from neuvar.experiments.runs import Training
+from neuvar.experiments.run_spec import Training
 from neuvar.labels import corrupt
 from neuvar.models import build
 from neuvar.train.evaluation import autocast
@@ -82,7 +82,7 @@ def title(row: str) -> str:
 # Carrying out.
 
 
-def carry_out(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any]:
+def run_one(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any]:
     """Find the wrong labels of a run's data in its way, and train on what comes out."""
     began, done = time.perf_counter(), Trainings(run, progress)
     found: dict[str, Any] = {}
@@ -347,7 +347,7 @@ def main() -> None:
     path = options.results / "cleaning.jsonl"
     if not options.table:
         every = dict.fromkeys(run for row in options.rows for run in runs(row, options.seeds))
-        print(sweep(list(every), path, workers=options.workers, carry_out=carry_out, watch=told))
+        print(sweep(list(every), path, workers=options.workers, run_one=run_one, watch=told))
     text = table(path)
     (options.results / "cleaning.md").write_text(text)
     print(text)

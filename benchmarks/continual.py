@@ -93,7 +93,7 @@ def accuracy(model: nn.Module, split: Split) -> float:
     return torch.cat(parts).float().mean().item()
 
 
-def carry_out(run: Run, stream: Stream) -> dict[str, Any]:
+def run_one(run: Run, stream: Stream) -> dict[str, Any]:
     """Learn all tasks in turn; accuracy of all tasks seen after each, at clean weights."""
     model = mlp((784, 1024, 1024, 10), seed=run.seed)
     penalty, draws = penalty_for(run), torch.Generator().manual_seed(run.seed)
@@ -200,7 +200,7 @@ def main() -> None:
         for run in runs:
             if any(asdict(run).items() <= other.items() for other in done):
                 continue
-            done.append(carry_out(run, permuted_tasks(data, 5, seed=run.seed)))
+            done.append(run_one(run, permuted_tasks(data, 5, seed=run.seed)))
             with options.out.open("a") as lines:
                 lines.write(json.dumps(done[-1]) + "\n")
             print(json.dumps(done[-1]), flush=True)

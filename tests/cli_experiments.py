@@ -10,7 +10,7 @@ from dataclasses import replace
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import Experiment
 from neuvar.experiments.findings import Cell, Line, Panel, Table, Verdict
-from neuvar.experiments.runs import Tasks, Training
+from neuvar.experiments.run_spec import Tasks, Training
 
 TINY = Training(data="mnist-excerpt", images=200, test_images=100, width=8, batch=50)
 TRIALS = {"smoke": 2, "cpu": 3, "paper": 10}

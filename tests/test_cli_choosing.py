@@ -8,7 +8,7 @@ from neuvar.cli.naming import differing, label, labels, written
 from neuvar.cli.selection import experiments, only, runs_of, same
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
-from neuvar.experiments.runs import Tasks, Training
+from neuvar.experiments.run_spec import Tasks, Training
 from tests.cli_experiments import MADE, TINY, alone
 
 

@@ -20,7 +20,7 @@ from neuvar.data import cache, loading
 from neuvar.data.catalogue import ENTRIES
 from neuvar.data.errors import DataError
 from neuvar.engine import Event, Results, Summary
-from neuvar.experiments.runs import as_dict
+from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import MADE, TINY, alone
 
 ROOT = Path(__file__).parents[1]

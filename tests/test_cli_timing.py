@@ -9,7 +9,7 @@ import pytest
 from neuvar.cli.progress import Bars, Lines, Watch, watch
 from neuvar.cli.timing import Experience, Forecast, estimate, spoken, total
 from neuvar.engine import Event
-from neuvar.experiments.runs import as_dict
+from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import TINY
 
 LONG = replace(TINY, epochs=10)

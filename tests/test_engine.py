@@ -17,8 +17,8 @@ import torch
 from neuvar.engine import Event, Results, Summary, sweep
 from neuvar.engine.provenance import commit, cores
 from neuvar.engine.sweeps import _devices
-from neuvar.experiments import Training, carry_out
-from neuvar.experiments.runs import as_dict
+from neuvar.experiments import Training, run_one
+from neuvar.experiments.run_spec import as_dict
 from neuvar.train import Checkpoint
 
 PASSING = ("seconds", "when", "machine", "pid", "given")
@@ -72,7 +72,7 @@ def toy_or_real(run, *, checkpoint, data, **others):
     """The real thing if the data have a name, saved after every step."""
     if run.data == "toy":
         return toy(run, checkpoint=checkpoint, data=data, **others)
-    return carry_out(run, checkpoint=Checkpoint(checkpoint, every=0), **others)
+    return run_one(run, checkpoint=Checkpoint(checkpoint, every=0), **others)
 
 
 def runs(count, model="fine", **settings):
@@ -114,7 +114,7 @@ def mixed(tmp_path_factory):
     events = []
     (folder / "data").mkdir()
     summary = sweep(
-        every, results, workers=2, data=folder / "data", watch=events.append, carry_out=toy
+        every, results, workers=2, data=folder / "data", watch=events.append, run_one=toy
     )
     return work, done, results, events, summary
 
@@ -193,7 +193,7 @@ class TestSweep:
     def test_nothing_to_do_starts_nothing(self, mixed):
         work, _, results, _, _ = mixed
         before = results.path.read_bytes()
-        summary = sweep([*work["fine"], *work["diverges"]], results, carry_out=toy)
+        summary = sweep([*work["fine"], *work["diverges"]], results, run_one=toy)
         assert summary == Summary(
             (), tuple(r.key for r in [*work["fine"], *work["diverges"]]), {}, {}
         )
@@ -208,7 +208,7 @@ class TestResume:
         results.checkpoints.mkdir()
         (results.checkpoints / f"{run.key}.pt").write_text("[-1, -2, -3]")
         writing = tmp_path / "board"
-        sweep([run], str(results.path), tensorboard=writing, carry_out=toy)
+        sweep([run], str(results.path), tensorboard=writing, run_one=toy)
         assert results.lines()[run.key]["curves"]["x"][:3] == [-1, -2, -3]
         assert not results.checkpoints.exists()
         (written,) = (writing / run.key).iterdir()
@@ -239,7 +239,7 @@ class TestResume:
 NURSERY = """
 import json, multiprocessing, os, signal, sys, threading, time
 from neuvar.engine import sweep
-from neuvar.experiments.runs import from_dict
+from neuvar.experiments.run_spec import from_dict
 from tests.test_engine import toy_or_real
 
 def tell(event):
@@ -262,7 +262,7 @@ def grow(nursery, folder, out, workers, runs, method):
     work = [from_dict(run) for run in runs]
     data = folder + "/data"
     found = sweep(
-        work, folder + "/x.jsonl", workers=workers, data=data, watch=tell, carry_out=toy_or_real
+        work, folder + "/x.jsonl", workers=workers, data=data, watch=tell, run_one=toy_or_real
     )
     print(json.dumps(vars(found)), flush=True)
     sys.exit()
@@ -513,17 +513,17 @@ class TestBadInput:
     def test_bad_input_gets_a_sentence(self, tmp_path, settings, sentence):
         settings = {"runs": runs(1), "results": tmp_path / "new" / "x.jsonl"} | settings
         with pytest.raises(ValueError, match=sentence):
-            sweep(**settings, carry_out=toy)
+            sweep(**settings, run_one=toy)
         assert list(tmp_path.iterdir()) == []
 
     def test_results_that_cannot_be_written(self, tmp_path):
         with pytest.raises(OSError, match=f"results cannot be written to {tmp_path}: Is a dir"):
-            sweep(runs(1), tmp_path, carry_out=toy)
+            sweep(runs(1), tmp_path, run_one=toy)
         (tmp_path / "file").touch()
         with pytest.raises(OSError, match=r"x.jsonl: .*file is no folder"):
-            sweep(runs(1), tmp_path / "file" / "x.jsonl", carry_out=toy)
+            sweep(runs(1), tmp_path / "file" / "x.jsonl", run_one=toy)
         with pytest.raises(OSError, match="tensorboard cannot use"):
-            sweep(runs(1), tmp_path / "x.jsonl", tensorboard=tmp_path / "file", carry_out=toy)
+            sweep(runs(1), tmp_path / "x.jsonl", tensorboard=tmp_path / "file", run_one=toy)
 
     @pytest.mark.parametrize(
         ("package", "settings"),
@@ -534,5 +534,5 @@ class TestBadInput:
         monkeypatch.setitem(sys.modules, package, None)
         sentence = rf'not installed; pip install "neuvar\[{package}\]" brings it'
         with pytest.raises(ModuleNotFoundError, match=sentence):
-            sweep(runs(1), "x.jsonl", **settings, carry_out=toy)
+            sweep(runs(1), "x.jsonl", **settings, run_one=toy)
         assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from neuvar.engine import Results
 from neuvar.engine.cluster import Board, Fleet
 from neuvar.engine.events import Tally
 from neuvar.engine.work import Job
-from neuvar.experiments.runs import as_dict
+from neuvar.experiments.run_spec import as_dict
 from tests.test_engine import runs, toy
 
 

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 from neuvar.engine import Kind, sweep
-from neuvar.experiments.runs import as_dict
+from neuvar.experiments.run_spec import as_dict
 from tests.test_engine import lasting, runs, soon, toy
 
 pytest.importorskip("ray")
@@ -25,7 +25,7 @@ CODE = """
 import json, sys
 from neuvar.engine import sweep
 from neuvar.engine import Kind, sweep
-from neuvar.experiments.runs import from_dict
+from neuvar.experiments.run_spec import from_dict
 from tests.test_engine import toy
 folder, address, text = sys.argv[1:]
 found = sweep(
@@ -36,7 +36,7 @@ found = sweep(
     data=folder + "/data",
     tensorboard=folder + "/board",
     watch=lambda event: print(event.kind, event.key, event.message, flush=True),
-    carry_out=toy,
+    run_one=toy,
 )
 print(json.dumps(vars(found)))
 """
@@ -209,5 +209,5 @@ def test_a_node_is_killed_and_every_run_is_recorded_once(cluster, tmp_path):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://localhost:1", "127.0.0.1:99999"])
 def test_an_address_where_nobody_answers(tmp_path, address):
     with pytest.raises(ConnectionError, match=f"no Ray cluster answers at address '{address}'"):
-        sweep(runs(1), tmp_path / "x.jsonl", engine="ray", address=address, carry_out=toy)
+        sweep(runs(1), tmp_path / "x.jsonl", engine="ray", address=address, run_one=toy)
     assert list(tmp_path.iterdir()) == []

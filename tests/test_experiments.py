@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neuvar.data import Dataset, Split
-from neuvar.experiments import EXPERIMENTS, SCALES, carry_out, training
-from neuvar.experiments.place import Place
-from neuvar.experiments.runs import HOW, NORMALIZE, Tasks, Training, as_dict, from_dict
+from neuvar.experiments import EXPERIMENTS, SCALES, run_one, training
+from neuvar.experiments.run_spec import NORMALIZE, NOT_IN_KEY, Tasks, Training, as_dict, from_dict
+from neuvar.experiments.runner import RunContext
 
 NAMES = [
     "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc", "split",
@@ -60,9 +60,9 @@ class TestKeys:
             }[type(value)]
             changed = dataclasses.replace(plain, **{field.name: other})
             assert changed != plain
-            assert (changed.key == plain.key) == (field.name in HOW)
+            assert (changed.key == plain.key) == (field.name in NOT_IN_KEY)
             keys.add(changed.key)
-        assert len(keys) == 1 + len(dataclasses.fields(kind)) - len(HOW)
+        assert len(keys) == 1 + len(dataclasses.fields(kind)) - len(NOT_IN_KEY)
 
     def test_equal_runs_have_equal_keys(self):
         assert Training(data="x", lr=1, b=0).key == Training(data="x", lr=1.0, b=0.0).key
@@ -326,13 +326,13 @@ def test_two_steps_of_every_configuration_of_the_paper(run, monkeypatch):
     else:
         small |= {"fisher_images": min(run.fisher_images, 20)}
     short = dataclasses.replace(run, **small)
-    monkeypatch.setattr(Place, "dataset", lambda self, _: few_images(short))
+    monkeypatch.setattr(RunContext, "dataset", lambda self, _: few_images(short))
     steps = []
     handle = register_optimizer_step_post_hook(
         lambda optimizer, *_: steps.append(type(optimizer).__name__)
     )
     try:
-        found = carry_out(short)
+        found = run_one(short)
     finally:
         handle.remove()
     inner = "Adam" if "adam" in run.optimizer else "SGD"

@@ -18,7 +18,7 @@ from neuvar.experiments.findings import (
     judge,
 )
 from neuvar.experiments.reading import against, chosen, compare, curve, group, matching, number
-from neuvar.experiments.runs import Tasks, Training
+from neuvar.experiments.run_spec import Tasks, Training
 
 NAMES = list(EXPERIMENTS)
 BY_TRIAL = (0.0, 0.001, -0.001, 0.0005, -0.0005)

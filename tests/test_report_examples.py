@@ -10,7 +10,7 @@ import numpy as np
 
 from neuvar.experiments.experiment import Experiment
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Table, Verdict, gain, judge
-from neuvar.experiments.runs import Tasks, Training, as_dict
+from neuvar.experiments.run_spec import Tasks, Training, as_dict
 
 OWN_TRIALS = {"smoke": 1, "cpu": 3, "paper": 5}
 RATES = (0.1, 0.2, 0.3, 0.4)

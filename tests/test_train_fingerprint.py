@@ -15,7 +15,7 @@ from neuvar import NVRMSGD
 from neuvar.continual import EWC
 from neuvar.data import Augmentation, Batches, mnist_excerpt, normalization
 from neuvar.data.batches import digest
-from neuvar.experiments.place import ChannelsLast
+from neuvar.experiments.runner import ChannelsLast
 from neuvar.schedule import BSchedule, Linear
 from neuvar.train import Checkpoint, fit
 from neuvar.train import checkpoint as checkpoint_module

@@ -18,7 +18,7 @@ from neuvar.cli.progress import watch
 from neuvar.cli.timing import Experience, Forecast, spoken
 from neuvar.engine import Results, Summary, sweep
 from neuvar.engine.provenance import cores
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from neuvar.cli.selection import experiments
 from neuvar.engine import Results
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.runs import HOW, Run
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run
 
 SEEDS = ("seed", "label_seed")
 
@@ -90,7 +90,7 @@ def _show(experiment: Experiment, scale: Scale, finished: set[str]) -> None:
 def _in_common(runs: Sequence[Run]) -> str:
     """What all runs agree on, but for what is 0, false or empty."""
     first, different = runs[0], differing(runs)
-    agreed = [n for n in fields_of(runs) if n not in (*different, *HOW, *SEEDS)]
+    agreed = [n for n in fields_of(runs) if n not in (*different, *NOT_IN_KEY, *SEEDS)]
     return " ".join(f"{n}={written(getattr(first, n))}" for n in agreed if getattr(first, n, None))
 
 

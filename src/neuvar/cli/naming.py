@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from neuvar.experiments.runs import HOW, Run, Training
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run, Training
 
 FIRST = ("data", "stream", "model", "optimizer")
 """Fields that a label begins with, in this order; it ends with the seed."""
@@ -56,7 +56,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     for name in fields_of(runs):
         values = {getattr(run, name) for run in runs if hasattr(run, name)}
         lacking = name == "stream" and any(isinstance(run, Training) for run in runs)
-        if name not in HOW and (len(values) > 1 or lacking):
+        if name not in NOT_IN_KEY and (len(values) > 1 or lacking):
             found.append(name)
     return found
 

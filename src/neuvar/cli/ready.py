@@ -9,7 +9,7 @@ from pathlib import Path
 
 from neuvar.data.catalogue import ENTRIES, Entry
 from neuvar.data.errors import DataError
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 
 def checked_device(name: str, *, elsewhere: bool = False) -> str:

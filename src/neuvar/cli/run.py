@@ -20,7 +20,7 @@ from neuvar.cli.timing import Experience, about, estimate
 from neuvar.engine import ENGINES, Results
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 AGAIN = ("--fresh", "--yes", "--resume")
 """Options that say whether finished runs are done again."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from neuvar.cli.naming import fields_of, written
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 
 def experiments(names: Sequence[str]) -> list[Experiment]:

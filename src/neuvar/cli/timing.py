@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuvar.experiments.runs import Run, as_dict, from_dict
+from neuvar.experiments.run_spec import Run, as_dict, from_dict
 
 COSTLESS = {
     *("seed", "label_seed", "lr", "momentum", "weight_decay", "b", "rho", "clip", "strength"),

@@ -22,7 +22,7 @@ from neuvar.engine.events import Tally
 from neuvar.engine.locks import Claim, claim
 from neuvar.engine.results import Line, Results
 from neuvar.engine.work import LATER, Job, Todo, ended, perform, sentence, summary_writer
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 RETRIES = 5
 """How often Ray begins a run again whose process or machine has died."""

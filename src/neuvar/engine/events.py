@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 Kind = Literal["started", "progress", "finished", "diverged", "failed", "taken"]
 

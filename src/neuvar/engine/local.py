@@ -17,7 +17,7 @@ from neuvar.engine.events import Kind, Tally
 from neuvar.engine.locks import claim
 from neuvar.engine.results import Results
 from neuvar.engine.work import LATER, Job, Todo, ended, perform, sentence, summary_writer
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 RETRIES = 2
 """How often a run is begun again whose process was killed."""

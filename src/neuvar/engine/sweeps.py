@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
-from neuvar import experiments
 from neuvar.engine.cluster import on_cluster, reach, require_ray
 from neuvar.engine.events import Summary, Tally, Watch
 from neuvar.engine.local import Crew
 from neuvar.engine.provenance import cores
 from neuvar.engine.results import Results
-from neuvar.engine.work import CarryOut, Job, require_tensorboard
-from neuvar.experiments.runs import KINDS, Run
+from neuvar.engine.work import Job, RunOne, require_tensorboard
+from neuvar.experiments.run_spec import KINDS, Run
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -31,7 +30,7 @@ def sweep(
     address: str | None = None,
     tensorboard: str | Path | None = None,
     watch: Watch | None = None,
-    carry_out: CarryOut = experiments.carry_out,
+    run_one: RunOne | None = None,
 ) -> Summary:
     """Carry out runs that are not recorded yet, several at a time, and record each once.
 
@@ -56,7 +55,8 @@ def sweep(
             on this machine that ends with the sweep.
         tensorboard: folder for TensorBoard's files, with a folder for each run.
         watch: is called, in this process, for each :class:`Event`.
-        carry_out: what trains; a function of a module that other processes can import too.
+        run_one: what trains, if not :func:`neuvar.experiments.run_one`; a function of a module
+            that other processes can import too.
 
     Returns:
         What became of each run.
@@ -84,7 +84,7 @@ def sweep(
     tally = Tally(watch)
     try:
         if missing and engine == "ray":
-            job = Job(carry_out, device, 1, None if data is None else str(data))
+            job = Job(run_one or default_run_one(), device, 1, None if data is None else str(data))
             on_cluster(job, missing, results, address, workers, folder, tally)
         elif missing:
             # How many threads a run has must not depend on what was done before an interruption,
@@ -92,7 +92,10 @@ def sweep(
             devices = _devices(device, workers, len(unique))
             threads = max(1, cores() // len(devices))
             job = Job(
-                carry_out, device, threads, None if data is None else str(Path(data).absolute())
+                run_one or default_run_one(),
+                device,
+                threads,
+                None if data is None else str(Path(data).absolute()),
             )
             Crew(job, results, devices, folder, tally).carry_out(missing)
     finally:
@@ -101,6 +104,13 @@ def sweep(
         with contextlib.suppress(OSError):  # it holds what other runs need to go on
             results.checkpoints.rmdir()
     return tally.summary(skipped)
+
+
+def default_run_one() -> RunOne:
+    """The function that trains; it imports torch."""
+    from neuvar.experiments.runner import run_one
+
+    return run_one
 
 
 def _unique(runs: Iterable[Run]) -> dict[str, Run]:

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 from neuvar.engine.events import Kind
 from neuvar.engine.provenance import provenance
 from neuvar.engine.results import Line
-from neuvar.experiments.runs import Run, as_dict
+from neuvar.experiments.run_spec import Run, as_dict
 
-CarryOut: TypeAlias = Callable[..., Any]
-"""A function such as :func:`neuvar.experiments.carry_out`."""
+RunOne: TypeAlias = Callable[..., Any]
+"""A function such as :func:`neuvar.experiments.run_one`."""
 
 Tell: TypeAlias = Callable[[float], None]
 
@@ -33,13 +33,13 @@ class Job:
     """What all runs of a sweep have in common.
 
     Attributes:
-        carry_out: what trains.
+        run_one: what trains.
         device: where.
         threads: how many each run has.
         data: folder of data sets, or None.
     """
 
-    carry_out: CarryOut
+    run_one: RunOne
     device: str
     threads: int
     data: str | None
@@ -52,7 +52,7 @@ def perform(job: Job, run: Run, *, checkpoint: Path, progress: Tell, writer: Any
     if torch.get_num_threads() != job.threads:
         torch.set_num_threads(job.threads)
     origin = provenance(job.device, job.threads)  # before, since sources may change meanwhile
-    outcome = job.carry_out(
+    outcome = job.run_one(
         run,
         device=job.device,
         data=job.data,

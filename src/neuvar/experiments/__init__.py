@@ -1,4 +1,6 @@
-"""The paper's claims: one file each, with its runs, its figure and its check."""
+"""Experiments: the paper's claims, one file each, and what a user's own experiment is made of."""
+
+from typing import TYPE_CHECKING, Any
 
 from neuvar.experiments import (
     denoising,
@@ -11,10 +13,13 @@ from neuvar.experiments import (
     robustness,
     split,
 )
-from neuvar.experiments.carrying import carry_out
-from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.findings import Result
-from neuvar.experiments.runs import Run, Tasks, Training
+from neuvar.experiments.experiment import SCALES, Experiment, ExperimentFile, Scale
+from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, judge
+from neuvar.experiments.reading import cell, compare, curve, group, matching
+from neuvar.experiments.run_spec import Run, Tasks, Training
+
+if TYPE_CHECKING:
+    from neuvar.experiments.runner import run_one
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -31,16 +36,38 @@ EXPERIMENTS: dict[str, Experiment] = {
         gradient_noise.EXPERIMENT,
     )
 }
-"""Every claim that is put to the test, in the order of the paper."""
+"""The paper's experiments by name, in the order of the paper."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run_one":  # it imports torch, which ``neuvar list`` does not need
+        from neuvar.experiments.runner import run_one
+
+        return run_one
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "EXPERIMENTS",
     "SCALES",
+    "Case",
+    "Cell",
     "Experiment",
+    "ExperimentFile",
+    "Line",
+    "Panel",
     "Result",
     "Run",
     "Scale",
+    "Table",
     "Tasks",
     "Training",
-    "carry_out",
+    "Verdict",
+    "cell",
+    "compare",
+    "curve",
+    "group",
+    "judge",
+    "matching",
+    "run_one",
 ]

@@ -22,7 +22,7 @@ from neuvar.experiments.reading import (
     number,
     values,
 )
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 PSGD_GRID = (0.03, 0.1, 0.3, 1.0)
 """The noise of PSGD is added times the learning rate, so it takes larger b to matter."""

@@ -20,7 +20,7 @@ from neuvar.experiments.reading import (
     number,
     values,
 )
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 FISHERS = {"exact": "exact Fisher", "squared_batch_mean": "squared batch mean"}
 STRENGTHS = (30.0, 300.0, 1000.0)

@@ -1,42 +1,114 @@
-"""One claim of the paper: its runs, its figure, its sentence and how to judge it."""
+"""What an experiment consists of, and experiments in a user's own files."""
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Literal, get_args
 
 from neuvar.experiments.findings import Panel, Result, Table, Verdict
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
-@dataclass(frozen=True)
+def _no_panels(results: Sequence[Result]) -> list[Panel]:
+    return []
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A claim of the paper, and how it is put to the test.
+    """A claim, the runs that test it, and how their results are shown and judged.
+
+    ``neuvar run my_experiment.py`` runs the one that a file assigns to ``EXPERIMENT``.
 
     Attributes:
-        name: what the command line calls it.
-        number: what the paper calls it.
         title: a few words.
-        sentence: the claim, in the paper's words, shortened.
-        source: where the paper says so.
-        runs: the runs at a scale, for so many trials; 0 trials for as many as the scale has.
-        settings: what was run at a scale, and what was made smaller than in the paper.
-        panels: the figure, from results.
-        table: the numbers, from results.
-        check: whether the results bear the sentence out.
+        sentence: the claim.
+        runs: returns the runs of a scale ("smoke", "cpu" or "paper") for a number of trials, which
+            are numbered by their seeds from 0; 0 trials stands for the scale's own number.
+        table: returns the table of results.
+        check: returns the verdict: whether the results support the claim.
+        panels: returns the panels of the figure.
+        settings: describes the runs of a scale in a sentence.
+        name: its name on the command line; a file's experiment is named after the file.
+        number: its number in the paper, or "".
+        source: where the claim comes from, or "".
+        file: the user's file that defines it, or "".
     """
 
-    name: str
-    number: str
     title: str
     sentence: str
-    source: str
     runs: Callable[[Scale, int], list[Run]]
-    settings: Callable[[Scale], str]
-    panels: Callable[[Sequence[Result]], list[Panel]]
     table: Callable[[Sequence[Result]], Table]
     check: Callable[[Sequence[Result]], Verdict]
+    panels: Callable[[Sequence[Result]], list[Panel]] = _no_panels
+    settings: Callable[[Scale], str] = "Scale {}.".format
+    name: str = ""
+    number: str = ""
+    source: str = ""
+    file: str = ""
+
+    @property
+    def argument(self) -> str:
+        """What the command line calls it: its file, or its name."""
+        return self.file or self.name
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """A user's file as it was read, so that every process executes the same text.
+
+    Attributes:
+        path: the file; modules in its folder can be imported.
+        source: its text.
+    """
+
+    path: str
+    source: str
+
+    @classmethod
+    def read(cls, path: str) -> ExperimentFile:
+        """Read a file."""
+        try:
+            return cls(path, Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ValueError(f"could not read the experiment file {path}: {why}") from None
+
+    def load(self) -> Experiment:
+        """Execute the file, with whatever it registers, and return its experiment.
+
+        Executes once per process, unless the text has changed.
+        """
+        path = Path(self.path).absolute()
+        name = f"neuvar_experiment_{path.stem}"
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "_source", None) != self:
+            module = self._execute(name, path)
+        experiment = getattr(module, "EXPERIMENT", None)
+        if not isinstance(experiment, Experiment):
+            raise ValueError(f"{self.path} must define EXPERIMENT = Experiment(...)")
+        return replace(experiment, name=path.stem, file=self.path)
+
+    def _execute(self, name: str, path: Path) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(__file__=str(path), _source=self)
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        sys.modules[name] = module  # dataclasses and pickle look their module up
+        try:
+            exec(compile(self.source, str(path), "exec"), vars(module))  # noqa: S102 - the user's own
+        except Exception as error:
+            del sys.modules[name]
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+            line = lines[-1] if lines else getattr(error, "lineno", None)
+            where = f"{self.path}, line {line}" if line else self.path
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+        return module

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
 """Whose line it is, so that the same method has the same colour in every figure."""

@@ -20,7 +20,7 @@ from neuvar.experiments.reading import (
     matching,
     values,
 )
-from neuvar.experiments.runs import Run, Training
+from neuvar.experiments.run_spec import Run, Training
 
 RATES = {"pair": (0.4, 0.3, 0.2, 0.1), "symmetric": (0.4, 0.2, 0.6, 0.8)}
 SETS = {

@@ -19,7 +19,7 @@ from neuvar.experiments.reading import (
     number,
     values,
 )
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {

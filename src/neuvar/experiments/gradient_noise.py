@@ -20,7 +20,7 @@ from neuvar.experiments.reading import (
     number,
     values,
 )
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 RATES: dict[Scale, tuple[float, ...]] = {
     "smoke": (0.1, 0.3),

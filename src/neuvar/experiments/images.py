@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from neuvar.experiments.experiment import Scale
-from neuvar.experiments.runs import Training
+from neuvar.experiments.run_spec import Training
 
 PAPER_B = 0.05
 GRID = (0.01, 0.02, 0.03, PAPER_B)

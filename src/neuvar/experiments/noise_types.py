@@ -23,7 +23,7 @@ from neuvar.experiments.reading import (
     number,
     values,
 )
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 ROLES: dict[str, Role] = {"gaussian": "nvrm", "laplace": "third", "uniform": "fourth"}
 UNIFORM = (0.08,)

@@ -18,7 +18,7 @@ from neuvar.experiments.reading import (
     matching,
     values,
 )
-from neuvar.experiments.runs import Run, Tasks
+from neuvar.experiments.run_spec import Run, Tasks
 
 PAPER_B = 0.03
 GRID = (0.003, 0.01, 0.02, PAPER_B, 0.05, 0.08)

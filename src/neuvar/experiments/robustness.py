@@ -11,7 +11,7 @@ from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, 
 from neuvar.experiments.generalization import DATA, clean_runs, diverged, method
 from neuvar.experiments.images import FAMILIES, words
 from neuvar.experiments.reading import group, number, values
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:

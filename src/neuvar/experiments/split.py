@@ -8,7 +8,7 @@ from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, judge
 from neuvar.experiments.permuted import EPOCHS, PANELS, PAPER_B, WORDS, task_run
 from neuvar.experiments.reading import cell, compare, curve, group, label_of_b, matching, values
-from neuvar.experiments.runs import Run
+from neuvar.experiments.run_spec import Run
 
 TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
 NOISE = (0.0, PAPER_B, 0.01, 0.05)

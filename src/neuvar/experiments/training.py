@@ -1,4 +1,4 @@
-"""Carry out a run of one network on one data set."""
+"""Runs that train one network on one data set, whose labels may be wrong."""
 
 from __future__ import annotations
 
@@ -13,26 +13,20 @@ from torch.nn.functional import cross_entropy
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.data import Augmentation, Split, normalization
 from neuvar.data.batches import Normalization
-from neuvar.experiments.place import (
-    EVALUATED_AT_ONCE,
-    Place,
-    first,
-    optimizer_for,
-    outcome,
-)
-from neuvar.experiments.runs import Training
+from neuvar.experiments.run_spec import Training
+from neuvar.experiments.runner import EVALUATION_BATCH, RunContext, first_images
 from neuvar.labels import corrupt
 from neuvar.measures import label_memorization, neural_variability
 from neuvar.models import build
 from neuvar.train import evaluate, fit
 
 PERTURBED_DRAWS = 6
-"""Perturbed networks whose accuracy is averaged for each scale of evaluation noise."""
+"""Noise draws that are averaged for each scale in ``eval_noise``."""
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """The data of a run: images with the labels they are given and the labels they have."""
+class NoisyDataset:
+    """The data of a run, with the labels it trains on and the true ones."""
 
     train: Split
     true_labels: torch.Tensor
@@ -43,51 +37,49 @@ class Labelled:
     noise_rate: float | None
 
 
-def labelled(run: Training, place: Place) -> Labelled:
-    """Make labels wrong as the run says, then set some images aside."""
-    data = place.dataset(run)
-    right, given, rate = data.train.labels, data.train.labels, None
+def noisy_dataset(run: Training, context: RunContext) -> NoisyDataset:
+    """Corrupt the labels, then set held-out images aside."""
+    data = context.dataset(run)
+    true, labels, rate = data.train.labels, data.train.labels, None
     if run.label_noise:
         noise = corrupt(
-            run.label_noise, right, run.noise_rate, classes=data.classes, seed=run.label_seed
+            run.label_noise, true, run.noise_rate, classes=data.classes, seed=run.label_seed
         )
-        given, rate = torch.as_tensor(noise.noisy), noise.rate
-    if not 0 <= run.held_out < len(given):
-        raise ValueError(f"held_out must be from 0 to {len(given) - 1}, got {run.held_out}")
-    kept, images = len(given) - run.held_out, data.train.images
-    return Labelled(
-        train=Split(images[:kept], given[:kept]),
-        true_labels=right[:kept],
-        held_out=Split(images[kept:], given[kept:]) if run.held_out else None,
+        labels, rate = torch.as_tensor(noise.noisy), noise.rate
+    if not 0 <= run.held_out < len(labels):
+        raise ValueError(f"held_out must be from 0 to {len(labels) - 1}, got {run.held_out}")
+    kept, images = len(labels) - run.held_out, data.train.images
+    scaling = None if run.normalize == "none" else normalization(images[:kept], mean=run.normalize)
+    return NoisyDataset(
+        train=Split(images[:kept], labels[:kept]),
+        true_labels=true[:kept],
+        held_out=Split(images[kept:], labels[kept:]) if run.held_out else None,
         test=data.test,
         classes=data.classes,
-        normalize=None
-        if run.normalize == "none"
-        else normalization(images[:kept], mean=run.normalize),
+        normalize=scaling,
         noise_rate=rate,
     )
 
 
-def carry_out_training(run: Training, place: Place) -> dict[str, Any]:
+def run_training(run: Training, context: RunContext) -> dict[str, Any]:
     """Train and measure; returns what is recorded."""
-    place.resume(run)
-    data = labelled(run, place)
+    context.resume(run)
+    data = noisy_dataset(run, context)
     shape = tuple(data.train.images.shape[1:])
-    model = place.place(
-        build(
-            run.model,
-            classes=data.classes,
-            seed=run.seed,
-            width=run.width or None,
-            shape=shape if len(shape) == 3 else (1, *shape),
-        ),
-        run,
+    network = build(
+        run.model,
+        classes=data.classes,
+        seed=run.seed,
+        width=run.width or None,
+        shape=shape if len(shape) == 3 else (1, *shape),
     )
-    optimizer = optimizer_for(run, model, seed=run.seed)
-    looks = _Looks(run, place, data)
-    found = fit(
+    model = context.prepare(network, run)
+    optimizer = context.optimizer(run, model, seed=run.seed)
+    steps = torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every) if run.drop_every else None
+    evaluation = Evaluation(run, context, data)
+    fitted = fit(
         model,
-        place.batches(
+        context.batches(
             data.train,
             run,
             run.batch,
@@ -97,121 +89,110 @@ def carry_out_training(run: Training, place: Place) -> dict[str, Any]:
         ),
         optimizer,
         epochs=run.epochs,
-        schedule=torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every)
-        if run.drop_every
-        else None,
+        schedule=steps,
         clip=run.clip,
         accumulate=run.accumulate,
         precision=run.precision,
-        measure=looks.clean,
-        measure_perturbed=looks.perturbed,
-        checkpoint=place.checkpoint,
-        progress=place.report,
-        writer=place.writer,
+        measure=evaluation.clean,
+        measure_perturbed=evaluation.perturbed,
+        checkpoint=context.checkpoint,
+        progress=context.report,
+        writer=context.writer,
     )
-    end = looks.at_the_end(model) if found.finished else {}
-    return outcome(
-        found.status,
-        found.reason,
-        found.curves,
-        seconds=place.seconds(),
+    final = evaluation.final(model) if fitted.finished else {}
+    return context.outcome(
+        fitted.status,
+        fitted.reason,
+        fitted.curves,
         noise_rate=data.noise_rate,
         seeds={"run": run.seed, "labels": run.label_seed},
         parameters=sum(p.numel() for p in model.parameters()),
-        **end,
+        **final,
     )
 
 
-@dataclass
-class _Looks:
-    """The evaluations of a run."""
+class Evaluation:
+    """The evaluations of a run: after each epoch, and at the end."""
 
-    run: Training
-    place: Place
-    data: Labelled
-
-    def __post_init__(self) -> None:
-        train = self.data.train
-        self._looked_at = min(self.run.test_images or len(train), len(train))
-        self._test = self._batches(self.data.test)
-        self._train = self._batches(first(train, self._looked_at, "test_images"))
-        self._held_out = self._batches(self.data.held_out) if self.data.held_out else None
+    def __init__(self, run: Training, context: RunContext, data: NoisyDataset) -> None:
+        self._run, self._context, self._data = run, context, data
+        self._count = min(run.test_images or len(data.train), len(data.train))
+        self._test = self._batches(data.test)
+        self._train = self._batches(first_images(data.train, self._count, "test_images"))
+        self._held_out = self._batches(data.held_out) if data.held_out else None
 
     def _batches(self, split: Split) -> Any:
-        return self.place.batches(
-            split, self.run, EVALUATED_AT_ONCE, shuffle=False, normalize=self.data.normalize
+        return self._context.batches(
+            split, self._run, EVALUATION_BATCH, shuffle=False, normalize=self._data.normalize
         )
 
     def clean(self, model: nn.Module) -> dict[str, float]:
-        """At the clean weights: test, training and held-out images."""
-        test = evaluate(model, self._test, precision=self.run.precision)
-        train = evaluate(model, self._train, precision=self.run.precision)
-        found = {
+        """Metrics at the clean weights, on test, training and held-out images."""
+        precision, count = self._run.precision, self._count
+        test = evaluate(model, self._test, precision=precision)
+        train = evaluate(model, self._train, precision=precision)
+        metrics = {
             "test_accuracy": test.accuracy,
             "test_loss": test.loss,
             "train_accuracy": train.accuracy,
             "train_loss": train.loss,
         }
         if self._held_out is not None:
-            held = evaluate(model, self._held_out, precision=self.run.precision)
-            found |= {"held_out_accuracy": held.accuracy, "held_out_loss": held.loss}
-        if self.run.label_noise:
+            held_out = evaluate(model, self._held_out, precision=precision)
+            metrics |= {"held_out_accuracy": held_out.accuracy, "held_out_loss": held_out.loss}
+        if self._run.label_noise:
             labels = label_memorization(
                 train.predictions,
-                clean=self.data.true_labels[: self._looked_at],
-                noisy=self.data.train.labels[: self._looked_at],
+                clean=self._data.true_labels[:count],
+                noisy=self._data.train.labels[:count],
             )
-            found |= {
+            metrics |= {
                 "memorized": labels.noisy_memorized.value,
                 "learned": labels.clean_learned.value,
             }
-        return found
+        return metrics
 
     def perturbed(self, model: nn.Module) -> dict[str, float]:
-        """At the perturbed weights, as they stand after the last step."""
-        test = evaluate(model, self._test, precision=self.run.precision)
+        """Test accuracy at the perturbed weights of the last step."""
+        test = evaluate(model, self._test, precision=self._run.precision)
         return {"test_accuracy_perturbed": test.accuracy}
 
-    def at_the_end(self, model: nn.Module) -> dict[str, Any]:
-        """What is measured once: under weight noise, and with new statistics."""
-        found: dict[str, Any] = {}
-        if self.run.eval_noise:
-            found["under_noise"] = self._under_noise(model)
-        if self.run.reestimate:
+    def final(self, model: nn.Module) -> dict[str, Any]:
+        """Metrics of the trained network: under weight noise, and with new BatchNorm statistics."""
+        metrics: dict[str, Any] = {}
+        if self._run.eval_noise:
+            metrics["under_noise"] = self._under_noise(model)
+        if self._run.reestimate:
             reestimate_batchnorm(model, self._train)
-            test = evaluate(model, self._test, precision=self.run.precision)
-            found["reestimated"] = {"test_accuracy": test.accuracy}
-        if self.place.writer is not None:
-            self._write(found)
-        return found
-
-    def _write(self, found: dict[str, Any]) -> None:
-        """Tell TensorBoard, too; there is one number for each scale of noise."""
-        epochs, noisy = self.run.epochs, found.get("under_noise", {"scales": ()})
-        for metric in ("test_accuracy", "expected_sharpness") if noisy["scales"] else ():
-            for scale, value in zip(noisy["scales"], noisy[metric], strict=True):
-                number = math.nan if value is None else value
-                self.place.writer.add_scalar(f"{metric}_at_{scale:g}", number, epochs)
-        if "reestimated" in found:
-            value = found["reestimated"]["test_accuracy"]
-            self.place.writer.add_scalar("test_accuracy_reestimated", value, epochs)
+            test = evaluate(model, self._test, precision=self._run.precision)
+            metrics["reestimated"] = {"test_accuracy": test.accuracy}
+            self._write("test_accuracy_reestimated", test.accuracy)
+        return metrics
 
     def _under_noise(self, model: nn.Module) -> dict[str, Any]:
         """Test accuracy and rise of the training loss for each scale of noise."""
         accuracy, rise = [], []
-        for scale in self.run.eval_noise:
+        for scale in self._run.eval_noise:
             test, train = (
                 neural_variability(
-                    model, cross_entropy, s, b=scale, draws=PERTURBED_DRAWS, seed=self.run.seed
+                    model, cross_entropy, s, b=scale, draws=PERTURBED_DRAWS, seed=self._run.seed
                 )
                 for s in (self._test, self._train)
             )
             assert test.accuracy is not None
             accuracy.append(test.accuracy.mean)
             rise.append(train.difference if math.isfinite(train.difference) else None)
+            self._write(f"test_accuracy_at_{scale:g}", test.accuracy.mean)
+            self._write(
+                f"expected_sharpness_at_{scale:g}", math.nan if rise[-1] is None else rise[-1]
+            )
         return {
-            "scales": list(self.run.eval_noise),
+            "scales": list(self._run.eval_noise),
             "test_accuracy": accuracy,
             "expected_sharpness": rise,
             "draws": PERTURBED_DRAWS,
         }
+
+    def _write(self, name: str, value: float) -> None:
+        if self._context.writer is not None:
+            self._context.writer.add_scalar(name, value, self._run.epochs)

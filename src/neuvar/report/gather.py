@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict
-from neuvar.experiments.runs import Run, as_dict
+from neuvar.experiments.run_spec import Run, as_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""

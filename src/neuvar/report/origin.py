@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from neuvar.experiments.findings import Result
-from neuvar.experiments.runs import HOW, as_dict
+from neuvar.experiments.run_spec import NOT_IN_KEY, as_dict
 
 
 def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -26,7 +26,7 @@ def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
     how = [line.get("run") or {} for line in lines]
     pairs += [
         (name.replace("_", " ").capitalize(), _distinct(_words(run.get(name)) for run in how))
-        for name in HOW
+        for name in NOT_IN_KEY
     ]
     return [(name, said) for name, said in pairs if said]
 
