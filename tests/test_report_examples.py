@@ -132,6 +132,12 @@ def tasks(b, seed, **settings):
     return Tasks(data="mnist", optimizer="adam", lr=1e-3, batch=256, b=b, seed=seed, **settings)
 
 
+def experiment(*values):
+    """An experiment from its values in this order."""
+    names = "name number title sentence source runs settings panels table check".split()
+    return Experiment(**dict(zip(names, values, strict=True)))
+
+
 def claims():
     """The experiments, in the order of the report."""
     said = {
@@ -140,7 +146,7 @@ def claims():
         "paper": "The paper's own settings: 300 epochs, batch 128, lr 0.1 divided by ten.",
     }
     return [
-        Experiment(
+        experiment(
             "robustness",
             "1",
             "Robustness to weight noise",
@@ -160,7 +166,7 @@ def claims():
             numbers("test"),
             compared("noisy"),
         ),
-        Experiment(
+        experiment(
             "pair-flips",
             "3",
             "Wrong labels that are memorized",
@@ -178,7 +184,7 @@ def claims():
             numbers("test", lambda run: (f"{100 * run.noise_rate:.0f} %",)),
             lambda found: compared("test")([r for r in found if r.run.noise_rate == 0.2]),
         ),
-        Experiment(
+        experiment(
             "forgetting",
             "4a",
             "Forgetting of earlier tasks",
@@ -190,7 +196,7 @@ def claims():
             numbers("mean"),
             compared("mean"),
         ),
-        Experiment(
+        experiment(
             "ewc",
             "4b",
             "Elastic weight consolidation with variability",
@@ -202,7 +208,7 @@ def claims():
             numbers("mean"),
             compared("mean"),
         ),
-        Experiment(
+        experiment(
             "split",
             "4c",
             "Tasks with heads of their own",
@@ -214,7 +220,7 @@ def claims():
             numbers("mean"),
             compared("mean"),
         ),
-        Experiment(
+        experiment(
             "gradient-noise",
             "S",
             "Large gradient noise instead",
