@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neuvar import NVRM, NVRMSGD, PSGD, NVRMAdam
+from neuvar import NVRM, NVRMSGD, NVRMAdam
+from neuvar.baselines import PSGD
 from neuvar.continual import EWC, MAS, SI, diagonal_fisher, output_sensitivity, split_tasks
 from neuvar.continual.quadratic import _Term
 from neuvar.data import mnist_excerpt

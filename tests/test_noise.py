@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from neuvar import b_from_std, noise, std_from_b
-from neuvar.noise import Draw, Slot, standard_noise, table, whole_slot
+from neuvar.noise import Draw, shard_slot, standard_noise, table, whole_slot
 
 CPU = torch.device("cpu")
 N = 300_000
@@ -115,7 +115,7 @@ def test_does_not_depend_on_sharding(sampler, data):
     draw = Draw(3, 1, "gaussian", 1, sampler)
     start = data.draw(st.integers(0, 3 * noise.TABLE_SIZE))
     whole = standard_noise(whole_slot((rows, columns), number=2, start=start), draw)
-    part = standard_noise(Slot(2, start, (rows, columns), low, shape), draw)
+    part = standard_noise(shard_slot((rows, columns), low, shape, number=2, start=start), draw)
     assert torch.equal(part, whole[low[0] : high[0], low[1] : high[1]])
 
 
@@ -128,7 +128,7 @@ def test_rows_can_be_cut_anywhere(sampler, cuts):
     start = 2 * noise.TABLE_SIZE - 70_000
     whole = standard_noise(whole_slot(shape, number=2, start=start), draw)
     for low, high in pairwise([0, *cuts, 1500]):
-        part = Slot(2, start, shape, (low, 0), (high - low, 103))
+        part = shard_slot(shape, (low, 0), (high - low, 103), number=2, start=start)
         assert torch.equal(standard_noise(part, draw), whole[low:high])
 
 

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neuvar import NVRM, NVRMSGD, PSGD, SGLD, NVRMAdam
+from neuvar import NVRM, NVRMSGD, NVRMAdam
+from neuvar.baselines import PSGD, SGLD
 from neuvar.noise import FAMILIES, std_from_b
-from neuvar.optim import auto
-from neuvar.optim.auto import AutoB
+from neuvar.optim import auto_b
+from neuvar.optim.auto_b import AutoB, inner_product
 from neuvar.schedule import BSchedule, Constant
 from tests.toy import same
 
-RISEN = auto.WAIT + auto.SECOND_RISE
+RISEN = auto_b.WAIT + auto_b.SECOND_RISE
 """Looks after which b follows its cost alone."""
 
 
@@ -68,7 +69,9 @@ def products(model, optimizer, count):
         optimizer.zero_grad()
         model().backward()
         eps = optimizer._weights.eps
-        found.append(sum(float(eps.along(p, p.grad)) for p in eps.terms if p.grad is not None))
+        found.append(
+            sum(float(inner_product(t, p.grad)) for p, t in eps.items() if p.grad is not None)
+        )
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -88,7 +91,7 @@ class TestTheCost:
         found = []
         for _ in range(400):
             optimizer.resample()
-            found.append(float(optimizer._weights.eps.along(model.w, fixed)))
+            found.append(float(inner_product(optimizer._weights.eps[model.w], fixed)))
         t = torch.tensor(found) / (0.3 * fixed.norm())
         assert abs(t.mean()) < 4 / math.sqrt(400)
         assert abs(t.std() - 1) < 4 / math.sqrt(800)
@@ -101,7 +104,7 @@ class TestTheCost:
         optimizer.resample(antithetic=True)
         model.w.grad = torch.randn(2, 2000, generator=torch.Generator().manual_seed(1)).t()
         eps = model.w.detach() - optimizer.clean_copy(model.w)
-        found = float(optimizer._weights.eps.along(model.w, model.w.grad))
+        found = float(inner_product(optimizer._weights.eps[model.w], model.w.grad))
         assert found == pytest.approx(float((eps * model.w.grad).sum()), rel=1e-3)
 
 
@@ -110,31 +113,33 @@ class TestControl:
         def change(cost, loss=0.3, looks=RISEN):
             return AutoB(first=2.3, loss=loss, cost=cost, looks=looks).change
 
-        price, fastest = auto.SHARE * math.sqrt(2.0 * 2.3), auto.SPEED * auto.MOST_OFF
-        assert change(0.999 * price) == change(price / 2) == change(1.001 * price / auto.BAND) == 0
+        price, fastest = auto_b.SHARE * math.sqrt(2.0 * 2.3), auto_b.SPEED * auto_b.MOST_OFF
+        assert (
+            change(0.999 * price) == change(price / 2) == change(1.001 * price / auto_b.BAND) == 0
+        )
         assert change(0.0) == change(-50.0) == fastest
-        assert change(math.e * price) == pytest.approx(-auto.SPEED)
-        assert change(price / auto.BAND / math.e) == pytest.approx(auto.SPEED)
+        assert change(math.e * price) == pytest.approx(-auto_b.SPEED)
+        assert change(price / auto_b.BAND / math.e) == pytest.approx(auto_b.SPEED)
         assert change(1e9) == -fastest
         assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
         # A network that noise has blinded pays nothing for it, and its loss falls by chance.
-        assert change(0.0, loss=2.28) == change(0.0, loss=2.28, looks=auto.WAIT) == -fastest
+        assert change(0.0, loss=2.28) == change(0.0, loss=2.28, looks=auto_b.WAIT) == -fastest
         assert change(0.0, loss=2.27) == fastest
-        assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto.RETREAT)
+        assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto_b.RETREAT)
 
     def test_the_rises(self):
         def change(looks, cost):
             return AutoB(first=2.3, loss=0.3, cost=cost, looks=looks).change
 
         for cost in (0.0, 1e9):
-            first = sum(change(k, cost) for k in range(1, auto.RISE + 1))
-            assert first == pytest.approx(math.log(auto.RISE))
-            assert {change(k, cost) for k in range(auto.RISE, auto.WAIT)} == {0}
-        price = auto.SHARE * math.sqrt(2.0 * 2.3)
-        second = sum(change(k, 0.99 * price) for k in range(auto.WAIT, RISEN + 1))
-        assert second == pytest.approx(-math.log(auto.FIRST))
-        for k in range(auto.WAIT, RISEN):  # where noise costs too much there is none
-            assert change(k, math.e * price) == pytest.approx(-auto.SPEED)
+            first = sum(change(k, cost) for k in range(1, auto_b.RISE + 1))
+            assert first == pytest.approx(math.log(auto_b.RISE))
+            assert {change(k, cost) for k in range(auto_b.RISE, auto_b.WAIT)} == {0}
+        price = auto_b.SHARE * math.sqrt(2.0 * 2.3)
+        second = sum(change(k, 0.99 * price) for k in range(auto_b.WAIT, RISEN + 1))
+        assert second == pytest.approx(-math.log(auto_b.FIRST))
+        for k in range(auto_b.WAIT, RISEN):  # where noise costs too much there is none
+            assert change(k, math.e * price) == pytest.approx(-auto_b.SPEED)
 
     def test_the_running_means(self):
         control = AutoB(first=9.0)
@@ -145,7 +150,7 @@ class TestControl:
         for _ in range(200):
             control = control.update(5.0, 1.0)
         assert (control.cost, control.loss) == pytest.approx((5.0, 1.0))
-        expected = auto.MEMORY * 5 + (1 - auto.MEMORY) * 10
+        expected = auto_b.MEMORY * 5 + (1 - auto_b.MEMORY) * 10
         assert control.update(10.0, 1.0).cost == pytest.approx(expected)
 
     def test_the_first_loss_is_the_first_that_is_a_number(self):
@@ -162,7 +167,7 @@ class TestControl:
             assert control.update(0.0, loss, 0.51 * 50) == control
             assert control.update(0.0, loss, 0.49 * 50).first == loss
         assert control.update(0.0, 50.0, -1e9).first == 50
-        late = AutoB(steps=auto.LATEST)
+        late = AutoB(steps=auto_b.LATEST)
         assert late.update(0.0, 50.0, 1e9).first == 50
 
     def test_a_last_layer_that_is_too_large(self):
@@ -202,7 +207,7 @@ class TestControl:
         """Where weights stay, b comes to where the cost, d h b², is near its price or below."""
         model = Bowl(d=20_000, h=0.01)
         optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
-        optimizer.param_groups[0]["b"] = auto.FIRST * start / auto.RISE
+        optimizer.param_groups[0]["b"] = auto_b.FIRST * start / auto_b.RISE
         for step in range(4000):
             optimizer.zero_grad()
             # It began at 2000 and is at 100, but for noise, which adds half of its cost.
@@ -211,8 +216,8 @@ class TestControl:
             loss.backward()
             optimizer.step()
         cost = 200 * optimizer.param_groups[0]["b"] ** 2
-        price = auto.SHARE * math.sqrt((1900 - cost / 2) * 2000)
-        expected = {1e-3: price / auto.BAND, 1.0: 200, 30.0: price}[start]
+        price = auto_b.SHARE * math.sqrt((1900 - cost / 2) * 2000)
+        expected = {1e-3: price / auto_b.BAND, 1.0: 200, 30.0: price}[start]
         assert cost == pytest.approx(expected, rel=0.15)
 
     def test_where_it_begins(self):
@@ -225,13 +230,13 @@ class TestControl:
             layers = [p[0].numel() for p in model.parameters() if p.ndim > 1]
             group = optimizer.param_groups[0]
             start = AutoB(*group["auto"]).start
-            assert group["b"] == pytest.approx(auto.FIRST * start / auto.RISE)
-            assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(auto.NOISE)
+            assert group["b"] == pytest.approx(auto_b.FIRST * start / auto_b.RISE)
+            assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(auto_b.NOISE)
             other = NVRMSGD(model.parameters(), lr=0.1, b="auto", noise="laplace")
             assert other.param_groups[0]["b"] == pytest.approx(group["b"] / math.sqrt(2))
         for small in (nn.Linear(3, 2), nn.BatchNorm1d(5)):
             group = NVRMSGD(small.parameters(), lr=0.1, b="auto").param_groups[0]
-            assert AutoB(*group["auto"]).start == auto.LARGEST
+            assert AutoB(*group["auto"]).start == auto_b.LARGEST
 
     def test_only_weights_that_carry_noise_count(self):
         def start(*groups, **options):
@@ -241,7 +246,7 @@ class TestControl:
         frozen.requires_grad_(False)
         table, token = nn.Parameter(torch.zeros(1, 400, 900)), nn.Parameter(torch.zeros(1, 1, 9000))
         one = start({"params": [wide.weight]})
-        assert one == auto.NOISE / math.sqrt(4500)
+        assert one == auto_b.NOISE / math.sqrt(4500)
         assert start({"params": [wide.weight, frozen.weight]}) == one
         assert start({"params": [wide.weight, table, token]}) == one
         quiet = {"params": [other.weight], "b": 0.0}
@@ -260,7 +265,7 @@ class TestControl:
         layers = [list(model[0].parameters()), [model[2].weight]]
         groups = [{"params": layers[0], "noise": "laplace"}, {"params": layers[1]}]
         optimizer = NVRMSGD(groups, lr=0.1, b="auto")
-        expected = auto.FIRST * auto.LARGEST / auto.RISE
+        expected = auto_b.FIRST * auto_b.LARGEST / auto_b.RISE
         assert deviations() == pytest.approx([expected] * 2)
         train(model, optimizer, x, y, 40)
         optimizer.add_param_group({"params": [model[2].bias], "noise": "uniform"})

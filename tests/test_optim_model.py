@@ -198,6 +198,39 @@ def test_noise_is_made_once_for_a_step():
     assert len(set(seen)) == 1
 
 
+def test_the_memory_of_perturbed_weights_is_used_again():
+    model, optimizer = known()
+    seen = []
+    model[0].register_forward_hook(lambda module, *_: seen.append(module.weight.data_ptr()))
+    train(model, optimizer, range(3))
+    assert len(set(seen)) == 1
+
+
+def test_a_pending_backward_keeps_its_noise_when_new_noise_is_drawn():
+    model, optimizer = known()
+    optimizer.zero_grad()
+    expected = by_hand(model, optimizer, 0)
+    inputs, targets = batch(0)
+    loss = (model(inputs) - targets).square().mean()
+    optimizer.resample()
+    model(inputs)  # writes the new noise
+    loss.backward()
+    assert same(gradients(model), expected)
+
+
+def test_transforms_of_torch_func_see_the_noise():
+    model, optimizer = known()
+    inputs, _ = batch(0)
+    twin = noisy_twin(model, optimizer)
+    outputs = torch.func.vmap(lambda x: model(x[None])[0])(inputs)
+    torch.testing.assert_close(outputs, twin(inputs))
+    slope = torch.func.grad(lambda x: model(x).sum())(inputs)
+    torch.testing.assert_close(slope, torch.func.grad(lambda x: twin(x).sum())(inputs))
+    optimizer.zero_grad()
+    backward(model, 0)
+    assert same(gradients(model), by_hand(model, optimizer, 0))
+
+
 def test_antithetic_parts_of_a_batch():
     model, optimizer = known()
     optimizer.zero_grad()
@@ -913,15 +946,15 @@ def test_an_optimizer_for_a_part_is_heeded_when_the_whole_is_called():
 
 def test_an_interruption_while_noise_is_made_leaves_parameters_in_place(monkeypatch):
     model, optimizer = known()
-    real, calls = forward.added_noise, []
+    real, calls = forward.add_noise, []
 
-    def interrupted(p, term):
-        calls.append(p)
+    def interrupted(clean, term, *, out):
+        calls.append(out)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(p, term)
+        return real(clean, term, out=out)
 
-    monkeypatch.setattr(forward, "added_noise", interrupted)
+    monkeypatch.setattr(forward, "add_noise", interrupted)
     theta = weights(model)
     with pytest.raises(KeyboardInterrupt):
         model(batch(0)[0])

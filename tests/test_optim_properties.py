@@ -15,7 +15,7 @@ from torch import nn
 
 from neuvar import NVRMSGD
 from neuvar.noise import Draw, standard_noise, whole_slot
-from neuvar.optim import perturbation
+from neuvar.optim import noisy_parameters
 
 SHAPES = [(3, 4), (3,), (2, 3)]
 
@@ -93,17 +93,17 @@ class Machine(RuleBasedStateMachine):
     @rule(after=st.integers(0, 5))
     def interrupt(self, after):
         """Ctrl-C while noise is put back on."""
-        real, calls = perturbation.perturb_, []
+        real, calls = noisy_parameters.add_noise, []
 
-        def interrupted(parts, b):
+        def interrupted(base, term, **where):
             if len(calls) == after:
                 raise KeyboardInterrupt
-            calls.append(b)
-            real(parts, b)
+            calls.append(term)
+            return real(base, term, **where)
 
         with contextlib.suppress(KeyboardInterrupt), self.optimizer.denoised():
-            perturbation.perturb_ = interrupted
-        perturbation.perturb_ = real
+            noisy_parameters.add_noise = interrupted
+        noisy_parameters.add_noise = real
         with self.optimizer.denoised():
             pass
 
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
         for group in self.optimizer.param_groups:
             draw = Draw(*group["drawn"])
             for p in group["params"]:
-                term = self.optimizer._weights.eps.terms.get(p)
+                term = self.optimizer._weights.eps.get(p)
                 b = 0.0 if self.held or term is None else term.b
                 slot = whole_slot(tuple(p.shape), number=index, start=start)
                 expected = self.shadow[index] + draw.sign * b * standard_noise(slot, draw)

@@ -134,7 +134,18 @@ def tasks(b, seed, **settings):
 
 def experiment(*values):
     """An experiment from its values in this order."""
-    names = "name number title sentence source runs settings panels table check".split()
+    names = [
+        "name",
+        "number",
+        "title",
+        "sentence",
+        "source",
+        "runs",
+        "settings",
+        "panels",
+        "table",
+        "check",
+    ]
     return Experiment(**dict(zip(names, values, strict=True)))
 
 

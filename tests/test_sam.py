@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from neuvar.optim import NVRM, PSGD, SAM
+from neuvar.baselines import PSGD, SAM
+from neuvar.optim import NVRM
 from tests.toy import backward, network, same, weights
 
 INNERS = {

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import StepLR
 
+from neuvar.baselines import PSGD, SAM, SGLD
 from neuvar.continual import EWC, MAS, SI
-from neuvar.optim import NVRM, PSGD, SAM, SGLD
+from neuvar.optim import NVRM
 from neuvar.train import OPTIMIZERS, Checkpoint, fit, make_optimizer
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state

@@ -16,7 +16,7 @@ from neuvar import find_b, find_label_issues
 from neuvar.data import Batches, Split
 from neuvar.measures.curve import Curve
 from neuvar.models import mlp
-from neuvar.optim.auto import SHARE
+from neuvar.optim.auto_b import SHARE
 from neuvar.train import range_test
 from neuvar.train.preparing import first_examples
 from tests.toy import same

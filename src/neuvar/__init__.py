@@ -6,6 +6,7 @@ from neuvar.lazy import attach as _attach
 
 if TYPE_CHECKING:
     from neuvar import (
+        baselines,
         bounds,
         cleaning,
         continual,
@@ -24,13 +25,8 @@ if TYPE_CHECKING:
     from neuvar.optim import (
         NVRM,
         NVRMSGD,
-        PSGD,
-        SAM,
-        SGLD,
-        AntiPGD,
         NVRMAdam,
         NVRMAdamW,
-        SmoothOut,
         optimizer_of,
         split_parameters,
     )
@@ -41,14 +37,10 @@ else:
         {
             "NVRM": "optim",
             "NVRMSGD": "optim",
-            "PSGD": "optim",
-            "SAM": "optim",
-            "SGLD": "optim",
-            "AntiPGD": "optim",
             "NVRMAdam": "optim",
             "NVRMAdamW": "optim",
-            "SmoothOut": "optim",
             "b_from_std": "noise",
+            "baselines": "baselines",
             "bounds": "bounds",
             "cleaning": "cleaning",
             "continual": "continual",
@@ -74,14 +66,10 @@ else:
 __all__ = [
     "NVRM",
     "NVRMSGD",
-    "PSGD",
-    "SAM",
-    "SGLD",
-    "AntiPGD",
     "NVRMAdam",
     "NVRMAdamW",
-    "SmoothOut",
     "b_from_std",
+    "baselines",
     "bounds",
     "cleaning",
     "continual",

@@ -1,8 +1,8 @@
 """Weight noise as a pure function of seed, draw, parameter and position.
 
-Nothing here keeps state: the noise of any part of any parameter can be asked for at any time, in
-any order, and comes out the same; the table sampler's does so on any device. That is what makes a
-resumed run equal to an uninterrupted one, and a sharded run equal to an unsharded one.
+There is no state: the noise of any part of any parameter can be computed at any time, in any order,
+with the same result; the table sampler gives the same result on any device. This makes a resumed
+run equal to an uninterrupted one, and a sharded run equal to an unsharded one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,18 +19,28 @@ import torch
 from torch import Tensor
 
 TABLE_SIZE = 1 << 22
-"""Entries of the shared table of standard draws: 16 MiB of float32 for each family in use."""
+"""Entries of the table of standard draws: 16 MiB of float32 for each family in use."""
 
 BLOCK = 1 << 16
-"""How many positions of a parameter one seeding of the fresh sampler's generator serves."""
+"""Weights per seeding of the fresh sampler's generator."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A distribution of noise at unit scale, b = 1.
+    """A distribution of noise at b = 1.
 
-    ``std`` is its standard deviation, ``quantile`` maps levels in (0, 1) to values, and ``fill_``
-    overwrites a float tensor with draws from a generator.
+    ``std`` is its standard deviation, ``quantile`` maps levels in (0, 1) to values (for the table
+    sampler), and ``fill_`` overwrites a float tensor with draws from a generator (for the fresh
+    sampler). Add yours to ``FAMILIES`` to use it by name:
+
+    >>> FAMILIES["logistic"] = Family(
+    ...     std=math.pi / math.sqrt(3),
+    ...     quantile=torch.logit,
+    ...     fill_=lambda out, generator: out.uniform_(generator=generator).logit_(1e-7),
+    ... )
+    >>> round(std_from_b("logistic", 0.05), 4)
+    0.0907
+    >>> del FAMILIES["logistic"]
     """
 
     std: float
@@ -71,12 +81,12 @@ def family(noise: str) -> Family:
 
 
 def scale(name: str, value: object) -> float:
-    """Return ``value`` as a float if it can be a scale of noise: a finite number, not negative."""
+    """Validate a scale of noise: a finite number >= 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
-    # What is too large for float32 would fail only when it is added.
+    # A value too large for float32 would fail only when the noise is added.
     if isinstance(value, (bool, str)) or not (0 <= number <= torch.finfo(torch.float32).max):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
     return number
@@ -106,7 +116,7 @@ def b_from_std(noise: str, std: float) -> float:
 
 
 class Draw(NamedTuple):
-    r"""Which noise: all that it depends on besides the parameter and the position in it.
+    r"""Identifies noise: together with a parameter and a position in it, it determines the value.
 
     Number 0 is the paper's :math:`\epsilon_0 = 0`: no noise.
     """
@@ -120,10 +130,11 @@ class Draw(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a parameter, or the part of it that this process holds, lies.
+    """The position of a parameter, or of the shard that this process holds.
 
-    ``number`` counts parameters and ``start`` their elements, in the optimizer's order; ``shape``
-    is the whole parameter's, ``offset`` and ``local_shape`` say which block of it is meant.
+    ``number`` counts parameters and ``start`` their elements, in the optimizer's order. ``shape``
+    is the shape of the whole parameter; ``offset`` and ``local_shape`` locate the shard in it.
+    ``span`` is the flat range of the shard, or None if it is not one contiguous range.
     """
 
     number: int
@@ -131,41 +142,59 @@ class Slot(NamedTuple):
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     local_shape: tuple[int, ...]
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """Flat range of the block in the whole parameter, or None if it is not one range."""
-        if self.shape[1:] != self.local_shape[1:]:
-            return None
-        row = math.prod(self.shape[1:])
-        low = self.offset[0] * row if self.offset else 0
-        return low, low + math.prod(self.local_shape)
+    span: tuple[int, int] | None
 
 
 def whole_slot(shape: tuple[int, ...], *, number: int = 0, start: int = 0) -> Slot:
     """Slot of a parameter that is not sharded."""
-    return Slot(number, start, tuple(shape), (0,) * len(shape), tuple(shape))
+    return shard_slot(shape, (0,) * len(shape), shape, number=number, start=start)
+
+
+def shard_slot(
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    local_shape: tuple[int, ...],
+    *,
+    number: int = 0,
+    start: int = 0,
+) -> Slot:
+    """Slot of a shard of a parameter."""
+    span = None
+    if tuple(shape[1:]) == tuple(local_shape[1:]):
+        low = offset[0] * math.prod(shape[1:]) if offset else 0
+        span = (low, low + math.prod(local_shape))
+    return Slot(number, start, tuple(shape), tuple(offset), tuple(local_shape), span)
+
+
+class Term(NamedTuple):
+    """The noise of one parameter: its position, the draw, and the scale b."""
+
+    slot: Slot
+    draw: Draw
+    b: float
 
 
 Piece = tuple[int, int, Tensor]
-"""Flat range [low, high) of a block and the standard draws for it."""
+"""Flat range [low, high) of a shard and the standard draws for it."""
 
 
 def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterator[Piece]:
-    """Standard draws, at unit scale, for a slot, as consecutive pieces of its flattened block.
+    """Standard draws (b = 1) for a slot, as consecutive pieces of its flattened shard.
 
-    The table's pieces are views, the fresh sampler's are at most ``BLOCK`` long: neither needs
-    memory that grows with the parameter, unless a block is no contiguous range of its parameter.
+    The table's pieces are views and the fresh sampler's are at most ``BLOCK`` long, so neither
+    needs memory that grows with the parameter, unless a shard is not a contiguous range.
     """
-    flat = SAMPLERS[draw.sampler]
+    sampler = SAMPLERS[draw.sampler]
     if slot.span is not None:
-        low, high = slot.span
-        for a, b, z in flat(slot, low, high, draw, device):
-            yield a - low, b - low, z
-    elif math.prod(slot.local_shape):
-        every = torch.cat([z for _, _, z in flat(slot, 0, math.prod(slot.shape), draw, device)])
+        return sampler(slot, *slot.span, draw, device)
+    return _pieces_of_block(slot, sampler(slot, 0, math.prod(slot.shape), draw, device))
+
+
+def _pieces_of_block(slot: Slot, whole: Iterator[Piece]) -> Iterator[Piece]:
+    if math.prod(slot.local_shape):
+        z = torch.cat([z for _, _, z in whole]).view(slot.shape)
         where = tuple(slice(o, o + n) for o, n in zip(slot.offset, slot.local_shape, strict=True))
-        block = every.view(slot.shape)[where].reshape(-1)
+        block = z[where].reshape(-1)
         yield 0, block.numel(), block
 
 
@@ -176,9 +205,46 @@ def standard_noise(slot: Slot, draw: Draw, device: torch.device | None = None) -
     >>> z.shape, bool((z == standard_noise(whole_slot((2, 3)), Draw(number=1, seed=7))).all())
     (torch.Size([2, 3]), True)
     """
-    found = [z for _, _, z in pieces(slot, draw, device or torch.device("cpu"))]
+    parts = [z for _, _, z in pieces(slot, draw, device or torch.device("cpu"))]
     empty = torch.empty(0, dtype=torch.float32, device=device or "cpu")
-    return torch.cat([empty, *found]).view(slot.local_shape)
+    return torch.cat([empty, *parts]).view(slot.local_shape)
+
+
+def add_noise(clean: Tensor, term: Term, *, out: Tensor, factor: int = 1) -> Tensor:
+    """Set ``out`` to ``clean`` plus the noise, in one pass; returns ``out``."""
+    scale = factor * term.draw.sign * term.b
+    if not (clean.is_contiguous() and out.is_contiguous()):
+        z = standard_noise(term.slot, term.draw, clean.device)
+        return torch.add(clean, z, alpha=scale, out=out)
+    for low, high, z in pieces(term.slot, term.draw, clean.device):
+        if high - low == clean.numel():
+            torch.add(clean, z.view(clean.shape), alpha=scale, out=out)
+        else:
+            torch.add(clean.view(-1)[low:high], z, alpha=scale, out=out.view(-1)[low:high])
+    return out
+
+
+def has_noise(weights: Tensor, clean: Tensor, term: Term) -> bool:
+    """Whether weights equal ``clean`` plus the noise to the bit."""
+    if weights.is_contiguous() and clean.is_contiguous():
+        weights, clean = weights.view(-1), clean.view(-1)
+        parts: Iterable[Piece] = pieces(term.slot, term.draw, clean.device)
+    else:
+        z = standard_noise(term.slot, term.draw, clean.device).flatten()
+        weights, clean, parts = weights.flatten(), clean.flatten(), [(0, z.numel(), z)]
+    for low, high, z in parts:
+        chunks = (t.split(BLOCK) for t in (weights[low:high], clean[low:high], z))
+        for x, c, part in zip(*chunks, strict=True):  # in chunks, to need little memory
+            noisy = torch.add(c, part, alpha=term.draw.sign * term.b)
+            if not same_bits(x, noisy.to(x.dtype)):
+                return False
+    return True
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are equal to the bit, NaN included."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return torch.equal(x.view(integers), y.view(integers))
 
 
 @functools.lru_cache(maxsize=256)
@@ -189,18 +255,18 @@ def _hash(*key: int) -> int:
 
 
 def _fresh(slot: Slot, low: int, high: int, draw: Draw, device: torch.device) -> Iterator[Piece]:
-    """Draw each block of a parameter from a generator seeded for it alone."""
+    """Draw each block of a parameter from a generator seeded for that block."""
     generator = torch.Generator(device)
     size = math.prod(slot.shape)
     for block in range(low // BLOCK, -(-high // BLOCK)):
         first, last = block * BLOCK, min((block + 1) * BLOCK, size)
-        # The CPU generator keeps the lower 32 bits: two blocks of a run may, with odds of one in
-        # four thousand million for each pair, repeat each other. No pair does so twice.
+        # The CPU generator keeps the lower 32 bits, so any two blocks of a run repeat each other
+        # with a probability of 2**-32. The next draw seeds both anew.
         generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.number, block))
         z = torch.empty(last - first, dtype=torch.float32, device=device)
         family(draw.noise).fill_(z, generator)
         a, b = max(low, first), min(high, last)
-        yield a, b, z[a - first : b - first]
+        yield a - low, b - low, z[a - first : b - first]
 
 
 @functools.cache
@@ -223,19 +289,21 @@ def _from_table(
     """Read the table from an offset that is new for each draw.
 
     All parameters lie one after another along the table, which wraps around, so no two weights
-    share an entry. A model with more weights than the table has entries goes round it again, each
-    lap with an offset of its own: which weights then share an entry changes with every draw, and
-    because the table's mean is 0 their covariance over draws is 0. A lap has as many different
-    noises as the table has entries.
+    share an entry. A model with more weights than the table has entries wraps around again, each
+    lap with its own offset: which weights share an entry then changes with every draw, and because
+    the table's mean is 0 their covariance over draws is 0. A lap has as many different noises as
+    the table has entries.
     """
     entries, size = table(draw.noise, device, TABLE_SIZE), TABLE_SIZE
-    at, end = slot.start + low, slot.start + high
+    first = slot.start + low
+    at, end = first, slot.start + high
     while at < end:
-        lap, place = divmod(at, size)
-        entry = (place + _hash(draw.seed, draw.number, draw.rank, lap)) % size
-        length = min(end - at, size - place, size - entry)
-        yield at - slot.start, at - slot.start + length, entries[entry : entry + length]
+        lap, position = divmod(at, size)
+        entry = (position + _hash(draw.seed, draw.number, draw.rank, lap)) % size
+        length = min(end - at, size - position, size - entry)
+        yield at - first, at - first + length, entries[entry : entry + length]
         at += length
 
 
 SAMPLERS = {"table": _from_table, "fresh": _fresh}
+"""Where standard draws come from."""

@@ -35,7 +35,7 @@ from neuvar.bounds.noisy import (
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Loss
 from neuvar.optim.layout import bare
-from neuvar.optim.weights import held_clean
+from neuvar.optim.noisy_parameters import held_clean
 
 Weights = nn.Module | Mapping[str, Tensor]
 """A model, or what its ``state_dict()`` gave."""

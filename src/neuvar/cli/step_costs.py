@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from neuvar.baselines import SAM
 from neuvar.models import NETWORKS, build
-from neuvar.optim import NVRM, SAM
+from neuvar.optim import NVRM
 
 CLASSES = 10
 B = 1e-3

@@ -13,7 +13,7 @@ from neuvar._batches import Data
 from neuvar.continual.quadratic import Quadratic, Weights, joined, value
 from neuvar.noise import scale
 from neuvar.optim.layout import bare
-from neuvar.optim.weights import as_trained, clean_copy
+from neuvar.optim.noisy_parameters import as_trained, clean_copy
 
 WEIGHTS = ("clean", "perturbed")
 

@@ -11,7 +11,7 @@ from neuvar._batches import Data
 from neuvar.continual.penalty import Penalty, copies
 from neuvar.continual.quadratic import Weights, pull
 from neuvar.noise import scale
-from neuvar.optim.weights import as_trained, clean_copy
+from neuvar.optim.noisy_parameters import as_trained, clean_copy
 
 
 class SI(Penalty):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neuvar._batches import Generators
 from neuvar.optim.layout import local
-from neuvar.optim.weights import held_clean
+from neuvar.optim.noisy_parameters import held_clean
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from neuvar.noise import Slot, whole_slot
+from neuvar.noise import Slot, shard_slot, whole_slot
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -61,18 +61,19 @@ def reshard(params: Iterable[Tensor]) -> None:
 
 
 def slots(params: Sequence[Tensor]) -> dict[Tensor, Slot]:
-    """Place parameters one after another; a shard lies where its elements lie in the whole."""
-    found, start = {}, 0
+    """Position of each parameter, one after another; a shard is positioned inside the whole."""
+    result, start = {}, 0
     for number, p in enumerate(params):
-        slot = whole_slot(tuple(p.shape), number=number, start=start)
+        shape = tuple(p.shape)
         if is_sharded(p):
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-            shape, offset = compute_local_shape_and_global_offset(p.shape, *sharding(p))
-            slot = slot._replace(offset=tuple(offset), local_shape=tuple(shape))
-        found[p] = slot
+            part, offset = compute_local_shape_and_global_offset(p.shape, *sharding(p))
+            result[p] = shard_slot(shape, tuple(offset), tuple(part), number=number, start=start)
+        else:
+            result[p] = whole_slot(shape, number=number, start=start)
         start += p.numel()
-    return found
+    return result
 
 
 def check_parameters(params: Sequence[Tensor]) -> None:

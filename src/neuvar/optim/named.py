@@ -8,18 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from neuvar.optim.layout import is_sharded
-from neuvar.optim.nvrm import NVRM, Drawn
-from neuvar.optim.perturbation import Perturbation
-
-_FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which torch has fused kernels."""
+from neuvar.optim.nvrm import NVRM
 
 
 class _Named(NVRM):
-    """NVRM around an optimizer of torch's, which uses fused kernels unless told otherwise."""
-
-    _picks_fused = False
+    """NVRM around an optimizer of torch, which uses fused kernels by default."""
 
     def __init__(
         self, kind: type[Optimizer], params: Any, own: dict[str, Any], inner: dict[str, Any]
@@ -35,25 +28,6 @@ class _Named(NVRM):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_picks_fused": self._picks_fused}
-
-    def _begin_update(self) -> tuple[Perturbation, Drawn | None]:
-        if self._picks_fused:
-            for group in self.param_groups:
-                group["fused"] = _can_fuse(group, self.inner.state)
-        return super()._begin_update()
-
-
-def _can_fuse(group: dict[str, Any], state: Any) -> bool:
-    """Whether torch's fused kernel takes the present step of a group.
-
-    It takes no sparse gradients, and no weights with a momentum beside others that have none yet.
-    """
-    trained: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-    begun = {bool(state.get(p)) for p in trained} if group.get("momentum") else ()
-    return len(begun) < 2 and all(
-        p.device.type in _FUSED and not is_sharded(p) and p.grad.layout is torch.strided  # type: ignore[union-attr]
-        for p in trained
-    )
 
 
 class NVRMSGD(_Named):
@@ -205,17 +179,6 @@ class NVRMAdamW(NVRMAdam):
         **options: Any,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
-
-
-class SmoothOut(NVRMSGD):
-    """SmoothOut (Wen et al., 2018): NVRM-SGD with uniform noise."""
-
-    def __init__(self, params: Any, lr: float | Tensor = 1e-3, **options: Any) -> None:
-        super().__init__(params, lr, noise="uniform", **options)
-
-
-class AntiPGD(NVRMSGD):
-    """Anti-PGD (Orvieto et al., 2022): anticorrelated noise, which is NVRM-SGD's update."""
 
 
 def _own(*values: Any) -> dict[str, Any]:

@@ -12,19 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
-from neuvar.noise import Draw
-from neuvar.optim.auto import AutoB, Reports, share
-from neuvar.optim.forward import ForwardNoise, not_compiled, use
-from neuvar.optim.keeping import Exact, Replay
+from neuvar._validate import one_of
+from neuvar.noise import Draw, Term
+from neuvar.optim.auto_b import AutoB, Reports, share
+from neuvar.optim.forward import OWNERS, Noise, not_compiled, use
 from neuvar.optim.layout import is_sharded
-from neuvar.optim.perturbation import Perturbation, Term
-from neuvar.optim.weights import NoisyWeights, end_other_noise
-from neuvar.optim.wrapper import PREFIX, Wrapper
+from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
+from neuvar.optim.wrapper import PREFIX, Wrapper, can_fuse, is_real_step
 
-Drawn = tuple[list[Draw], Perturbation]
-"""Noise, and its record for each group."""
-
-MODES: dict[str, type[Exact] | type[Replay]] = {"exact": Exact, "replay": Replay}
 RANKS = ("shared", "per_rank")
 
 
@@ -55,10 +50,9 @@ class NVRM(Wrapper):
         model: the module that is trained, or one that wraps it (DDP, FSDP2, ``torch.compile``). It
             must have all parameters of ``inner`` whose b is not 0.
         b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b), or "auto" to
-            have it set while training; see :class:`neuvar.optim.auto.AutoB`. A parameter group may
-            have its own ``b`` and ``noise``; 0 leaves its weights alone. Both may be
-            changed between steps and hold from the next draw on, as does freezing a weight, which
-            then carries no noise.
+            have it set while training; see :class:`neuvar.optim.auto_b.AutoB`. A parameter group
+            may have its own ``b`` and ``noise``; with 0 its weights get no noise, and neither do
+            frozen weights. Both may be changed between steps and apply from the next draw on.
         std: standard deviation of the noise, in place of ``b``; also for a group.
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``.
         seed: the noise is a function of it, of the number of the draw, and of the position of a
@@ -85,6 +79,8 @@ class NVRM(Wrapper):
     """
 
     controls_b = True
+    _picks_fused = False
+    _sharded = False
     _reports: Reports
 
     def __init__(
@@ -100,10 +96,8 @@ class NVRM(Wrapper):
         sampler: str = "table",
         ranks: str = "shared",
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        if ranks not in RANKS:
-            raise ValueError(f"ranks must be one of {', '.join(RANKS)}, got {ranks!r}")
+        one_of("mode", mode, MODES)
+        one_of("ranks", ranks, RANKS)
         if ranks == "per_rank" and mode == "replay":
             raise ValueError(
                 "ranks='per_rank' needs mode='exact': by subtracting different noise the clean "
@@ -118,7 +112,7 @@ class NVRM(Wrapper):
             seed=seed,
             sampler=sampler,
             rank=_own_rank() if ranks == "per_rank" else 0,
-            keep=MODES[mode](),
+            mode=mode,
             model=model,
         )
 
@@ -127,8 +121,8 @@ class NVRM(Wrapper):
         _OPTIMIZERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_mode": self._mode, "_ranks": self._ranks, "_reports": Reports()}
-        return super().__getstate__() | own
+        own = {"_mode": self._mode, "_ranks": self._ranks, "_sharded": self._sharded}
+        return super().__getstate__() | own | {"_reports": Reports()}
 
     @not_compiled(recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -138,20 +132,61 @@ class NVRM(Wrapper):
         perturbed weights; ``b="auto"`` takes the loss that it returns, unless the closure calls
         :meth:`report_loss` itself.
         """
-        loss = self._closure_loss(closure)
-        if not self._has_gradients():
+        loss = None if closure is None else self._closure_loss(closure)
+        if not any(p.grad is not None for group in self.param_groups for p in group["params"]):
             self.inner.step()
             use(self._weights)
             return loss
-        self._control_b()
-        lent, drawn = self._begin_update()
+        draws, eps = self._begin_step()
         try:
             self.inner.step()
         except BaseException:
-            self._end_update(lent, None)
+            self._weights.end_update(None)
             raise
-        self._end_update(lent, drawn)
+        self._end_step(draws, eps)
         return loss
+
+    @not_compiled()
+    def _begin_step(self) -> tuple[list[Draw] | None, Noise | None]:
+        """Show the clean weights to the inner optimizer; returns the next draws and noise.
+
+        With lr=0 the present noise is kept, and there are none.
+        """
+        groups, weights = self.param_groups, self._weights
+        draws, eps = None, None
+        if self._picks_fused and not self._sharded:
+            for group in groups:
+                group["fused"] = can_fuse(group, self.inner.state)
+        if is_real_step(groups):
+            if weights.held:
+                raise RuntimeError(
+                    "step() was called after eval() or inside denoised(), so the gradient may not "
+                    "be that of perturbed weights; call optimizer.train() or leave denoised() first"
+                )
+            if weights.model is not None and weights.eps and not weights.passes:
+                warnings.warn(
+                    "step() found gradients, but no training forward pass of the model that the "
+                    "optimizer was made with, so they were taken without noise; train that model, "
+                    "or make the optimizer with the one that is trained",
+                    stacklevel=5,
+                )
+            if any("auto" in group for group in groups):
+                self._control_b()
+            draws, eps = self._next_noise()
+        if len(OWNERS) > 1:
+            end_other_noise(self._parameters(), weights)
+        weights.begin_update()
+        return draws, eps
+
+    @not_compiled()
+    def _end_step(self, draws: list[Draw] | None, eps: Noise | None) -> None:
+        if draws is not None:
+            self._record(draws)
+        self._weights.end_update(eps)
+        if any("auto" in group for group in self.param_groups):
+            self._reports.close()
+            self._drop_reports()
+        use(self._weights)
 
     def report_loss(self, loss: Tensor) -> None:
         """Report a loss to ``b="auto"``, before its ``backward()``; no-op where b is a number.
@@ -204,8 +239,8 @@ class NVRM(Wrapper):
             params = [p for group in groups for p in group["params"]]
             self._reports.watch(params, self._weights.eps, sizes=not control.begun)
 
-    def _closure_loss(self, closure: Callable[[], Any] | None) -> Any:
-        if closure is None or not self._auto_groups():
+    def _closure_loss(self, closure: Callable[[], Any]) -> Any:
+        if not self._auto_groups():
             return super()._closure_loss(closure)
         self._watch_gradients()
         before = self._reports.count
@@ -220,17 +255,12 @@ class NVRM(Wrapper):
             self._reports.add(loss)
         return loss
 
-    @property
-    def controlled(self) -> bool:
-        """Whether the b of a group sets itself."""
-        return bool(self._auto_groups())
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients and drop the reported losses."""
-        super().zero_grad(set_to_none)
-        self._drop_reports()
-        if isinstance(self._weights, ForwardNoise):
-            self._weights.forget()  # writes through .data to the parameters leave no other trace
+        self.inner.zero_grad(set_to_none)
+        if any("auto" in group for group in self.param_groups):
+            self._drop_reports()
+        self._weights.forget()  # writes through p.data leave no other trace
         use(self._weights)
 
     def _drop_reports(self) -> None:
@@ -252,13 +282,11 @@ class NVRM(Wrapper):
 
     @not_compiled()
     def _control_b(self) -> None:
-        """Set b anew now and then, by what noise costs and what has been learned."""
+        """Update b every few steps, by what noise costs and what has been learned."""
         groups = self._auto_groups()
-        if not groups or not self._is_real_step() or self._weights.held:
-            return
         waiting = self._reports.waiting
         self._read_reports()
-        control, drawn = AutoB(*groups[0]["auto"]), self._latest()
+        control, drawn = AutoB(*groups[0]["auto"]), Draw(*self._options["drawn"])
         if waiting or not control.reported:
             raise RuntimeError(
                 'b="auto" needs the loss: call optimizer.report_loss(loss) before loss.backward(), '
@@ -290,42 +318,6 @@ class NVRM(Wrapper):
             cost, loss, size = (found / count).tolist()
         return cost, loss, size
 
-    @not_compiled()
-    def _begin_update(self) -> tuple[Perturbation, Drawn | None]:
-        """Check everything, then show the clean weights to the inner optimizer."""
-        drawn = None
-        if self._is_real_step():
-            if self._weights.held:
-                raise RuntimeError(
-                    "step() was called after eval() or inside denoised(), so the gradient may not "
-                    "be that of perturbed weights; call optimizer.train() or leave denoised() first"
-                )
-            self._warn_if_no_noise()
-            drawn = self._fresh_noise()
-        end_other_noise(self._parameters(), self._weights)
-        return self._weights.lend(), drawn
-
-    def _warn_if_no_noise(self) -> None:
-        weights = self._weights
-        if weights.model is not None and weights.eps.terms and not weights.passes:
-            warnings.warn(
-                "step() found gradients, but no training forward pass of the model that the "
-                "optimizer was made with, so they were taken without noise; train that model, or "
-                "make the optimizer with the one that is trained",
-                stacklevel=5,
-            )
-
-    @not_compiled()
-    def _end_update(self, lent: Perturbation, drawn: Drawn | None) -> None:
-        """Perturb the updated weights, with fresh noise if there is any."""
-        records, eps = drawn or (None, self._weights.eps)
-        if records is not None:
-            self._record(records)
-        self._weights.take_back(lent, eps)
-        self._reports.close()
-        self._drop_reports()
-        use(self._weights)
-
     def resample(self, *, antithetic: bool = False) -> None:
         """Replace the noise without a step, for example between the parts of a large batch.
 
@@ -341,12 +333,15 @@ class NVRM(Wrapper):
         """
         if antithetic:
             old = [Draw(*group["drawn"]) for group in self.param_groups]
-            records = [draw._replace(sign=-draw.sign) for draw in old]
-            eps = self._weights.eps.turned()
+            draws = [draw._replace(sign=-draw.sign) for draw in old]
+            eps = {
+                p: term._replace(draw=term.draw._replace(sign=-term.draw.sign))
+                for p, term in self._weights.eps.items()
+            }
         else:
-            records, eps = self._fresh_noise()
+            draws, eps = self._next_noise()
         self._weights.replace(eps)
-        self._record(records)
+        self._record(draws)
 
     def accept_weights(self, params: Iterable[Tensor] | None = None) -> None:
         """Take weights that were changed while they carried noise for clean ones.
@@ -358,15 +353,14 @@ class NVRM(Wrapper):
         """
         self._weights.accept(params)
 
-    def _fresh_noise(self) -> Drawn:
-        """The records of the next draw, and its noise for all weights that are trained."""
-        draws = self._next_draws()
-        slots, terms = self._slots(), {}
+    def _next_noise(self) -> tuple[list[Draw], Noise]:
+        """The next draw of each group, and its noise for all weights that are trained."""
+        draws, slots = self._next_draws(), self._slots()
+        eps: Noise = {}
         for group, draw in zip(self.param_groups, draws, strict=True):
             if b := group["b"]:
-                trained = [p for p in group["params"] if p.requires_grad]
-                terms.update({p: Term(slots[p], draw, b) for p in trained})
-        return draws, Perturbation(terms)
+                eps |= {p: Term(slots[p], draw, b) for p in group["params"] if p.requires_grad}
+        return draws, eps
 
     # Checkpoints.
 
@@ -386,7 +380,7 @@ class NVRM(Wrapper):
         return [PREFIX + key for key in ("b", *self._weights.keys)]
 
     def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        term = self._weights.eps.terms.get(p)
+        term = self._weights.eps.get(p)
         if term is None and not group["b"]:
             return {PREFIX + "b": 0.0}
         values = (term.b if term else 0.0, *self._weights.saved(p))
@@ -394,12 +388,12 @@ class NVRM(Wrapper):
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
         """Recognise the weights that the model holds as those that the state was saved with."""
-        slots, rank = self._slots(), self._latest().rank
+        slots, rank = self._slots(), Draw(*self._options["drawn"]).rank
         # In a distributed checkpoint each parameter may have been written by another rank.
         writers = range(torch.distributed.get_world_size()) if self._ranks == "per_rank" else ()
         terms: dict[Tensor, Term] = {}
         saved: dict[Tensor, list[Any]] = {}
-        found: dict[Tensor, str | None] = {}
+        kinds: dict[Tensor, str | None] = {}
         for p, state, draw in zip(self._parameters(), own, draws, strict=True):
             if p.requires_grad and PREFIX + "b" not in state and draw.number:
                 raise ValueError(f"the state dict has lost what begins with {PREFIX!r}")
@@ -409,21 +403,19 @@ class NVRM(Wrapper):
                 saved[p] = _values(state, self._own_keys()[1:], self._mode)
                 if self._weights.model is not None:
                     continue  # its weights are clean, whichever they are
-                eps, *others = (
-                    Perturbation({p: Term(slots[p], draw._replace(rank=writer), b)})
-                    for writer in (draw.rank, *writers)
-                )
-                assert isinstance(self._weights, NoisyWeights)
-                found[p] = self._weights.recognise(p, saved[p], eps, others)
+                others = [Term(slots[p], draw._replace(rank=writer), b) for writer in writers]
+                assert isinstance(self._weights, NoisyParameters)
+                kinds[p] = self._weights.recognise(p, saved[p], terms[p], others)
         # Each process goes on with the noise of its own rank, whoever saved the state.
         after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
-        weights, eps = self._weights, Perturbation(after)
-        if isinstance(weights, NoisyWeights) and weights.model is None:
-            return lambda: weights.load(saved, found, before=Perturbation(terms), after=eps)
-        return lambda: weights.replace(eps)
+        weights = self._weights
+        if isinstance(weights, NoisyParameters) and weights.model is None:
+            return lambda: weights.load(saved, kinds, before=terms, after=after)
+        return lambda: weights.replace(after)
 
     def _check_parameters(self, params: list[Tensor]) -> None:
         super()._check_parameters(params)
+        self._sharded = any(map(is_sharded, params))
         for index, p in enumerate(params):
             what = f"parameter {index} of shape {tuple(p.shape)}"
             if self._mode == "replay" and p.element_size() < 4:

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from neuvar import _validate
 from neuvar import noise as noise_
 from neuvar.noise import Draw
-from neuvar.optim import auto
-from neuvar.optim.auto import AUTO
+from neuvar.optim import auto_b
+from neuvar.optim.auto_b import AUTO
 from neuvar.optim.forward import ForwardNoise, install, use
-from neuvar.optim.keeping import Exact, Keeping
 from neuvar.optim.layout import check_parameters, is_sharded, slots
-from neuvar.optim.weights import NoisyWeights, end_other_noise, noisy_weights
+from neuvar.optim.noisy_parameters import NoisyParameters, end_other_noise, noisy_weights
 
+MAX_B = torch.finfo(torch.float32).max
 PREFIX = "nvrm_"
 """Marks what is ours in a state dict, where the inner optimizer's state stands beside it."""
 
@@ -39,7 +40,7 @@ class Wrapper(Optimizer):
     inner: Optimizer
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
-    _weights: NoisyWeights | ForwardNoise
+    _weights: NoisyParameters | ForwardNoise
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Wrapper(Optimizer):
         seed: int,
         sampler: str,
         rank: int = 0,
-        keep: Keeping | None = None,
+        mode: str = "exact",
         model: nn.Module | None = None,
     ) -> None:
         _check_inner(inner)
@@ -63,13 +64,8 @@ class Wrapper(Optimizer):
         elif b != AUTO:
             b = noise_.scale("b", b)
         noise_.family(noise)
-        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-            raise ValueError(f"seed must be an int, got {seed!r}")
-        seed = operator.index(seed)
-        if sampler not in noise_.SAMPLERS:
-            known = ", ".join(noise_.SAMPLERS)
-            raise ValueError(f"sampler must be one of {known}, got {sampler!r}")
-        start = tuple(Draw(seed=seed, sampler=sampler, noise=noise, rank=rank))
+        _validate.one_of("sampler", sampler, noise_.SAMPLERS)
+        start = tuple(Draw(seed=_validate.seed(seed), sampler=sampler, noise=noise, rank=rank))
         options: dict[str, Any] = {"b": b, "noise": noise, "drawn": start}
         groups: list[dict[str, Any]] = [
             options | {"std": None} | group for group in inner.param_groups
@@ -80,7 +76,7 @@ class Wrapper(Optimizer):
         self._check_parameters(params)
         if model is not None:
             _check_model(model, groups)
-        self._weights = noisy_weights(params, keep or Exact(), model)
+        self._weights = noisy_weights(params, mode, model)
         end_other_noise(params, self._weights)
         # The base initialiser would build groups and state of its own; ours are the inner's.
         # Unpickling sets up hooks and the profiled step without that.
@@ -182,14 +178,14 @@ class Wrapper(Optimizer):
             )
         for group in groups:
             if "auto" in group:
-                auto.checked(group["auto"])
+                auto_b.checked(group["auto"])
         ids = [pid for group in groups for pid in group["params"]]
         own = [_part(found["state"].get(pid, {}), ours=True) for pid in ids]
         draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
         accept = self._check_own_state(own, draws)
         theirs = {pid: _part(value, ours=False) for pid, value in found["state"].items()}
         self.inner.load_state_dict({**found, "state": {k: v for k, v in theirs.items() if v}})
-        rank = self._latest().rank
+        rank = Draw(*self._options["drawn"]).rank
         self._record([Draw(*group["drawn"])._replace(rank=rank) for group in groups])
         accept()
         use(self._weights)
@@ -225,7 +221,7 @@ class Wrapper(Optimizer):
     def has_noise(self) -> bool:
         """Whether there is noise that :meth:`perturbed` shows, or that weights carry now."""
         weights = self._weights
-        return bool((weights.eps if weights.model is not None else weights.carried).terms)
+        return bool(weights.eps if weights.model is not None else weights.carried)
 
     def eval(self) -> None:
         """Restore the clean weights until :meth:`train` is called. May be called twice."""
@@ -270,7 +266,7 @@ class Wrapper(Optimizer):
             for key, value in self._options.items():
                 group.setdefault(key, value)
         if new := [group for group in groups if group["b"] == AUTO]:
-            auto.begin(new, [group for group in self.inner.param_groups if "auto" in group])
+            auto_b.begin(new, [group for group in self.inner.param_groups if "auto" in group])
         for group in groups:
             group["b"] = float(group["b"])
 
@@ -285,20 +281,17 @@ class Wrapper(Optimizer):
         if group.get("std") is not None:
             noise_.scale("std", group["std"])
 
-    def _latest(self) -> Draw:
-        """The record of the latest draw."""
-        return Draw(*self._options["drawn"])
-
     def _next_draws(self) -> list[Draw]:
-        """Check every group and return the records of the draw that comes next."""
-        latest = self._latest()
-        for group in self.param_groups:
-            self._check_group(group, new=False)
-            group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
-        return [
-            latest._replace(number=latest.number + 1, sign=1, noise=group["noise"])
-            for group in self.param_groups
-        ]
+        """Validate the options of every group and return its next draw."""
+        latest, groups = Draw(*self._options["drawn"]), self.param_groups
+        for group in groups:
+            if type(group["b"]) is not float or group["noise"] != latest.noise:
+                self._check_group(group, new=False)
+                group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
+            elif not 0 <= group["b"] <= MAX_B:
+                self._check_group(group, new=False)
+        draw = latest._replace(number=latest.number + 1, sign=1)
+        return [draw._replace(noise=group["noise"]) for group in groups]
 
     def _record(self, draws: list[Draw]) -> None:
         for group, draw in zip(self.param_groups, draws, strict=True):
@@ -306,31 +299,16 @@ class Wrapper(Optimizer):
         self._options["drawn"] = tuple(draws[0])
 
     def _slots(self) -> dict[Tensor, noise_.Slot]:
-        params = self._parameters()
+        params = [p for group in self.param_groups for p in group["params"]]
         known = self._known_slots
         if len(known) != len(params) or any(map(operator.is_not, known, params)):
             self._known_slots = slots(params)
             self._weights.params = self._known_slots.keys()
         return self._known_slots
 
-    def _closure_loss(self, closure: Callable[[], Any] | None) -> Any:
-        if closure is None:
-            return None
+    def _closure_loss(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             return closure()
-
-    def _has_gradients(self) -> bool:
-        return any(p.grad is not None for group in self.param_groups for p in group["params"])
-
-    def _is_real_step(self) -> bool:
-        """Whether this step can move a weight: some gradient exists and some rate is not 0.
-
-        Checkpointing tools call ``step`` with a rate of 0 merely to have state allocated.
-        """
-        return any(
-            _rate(group) != 0 and any(p.grad is not None for p in group["params"])
-            for group in self.param_groups
-        )
 
 
 class _StateView(MutableMapping[Tensor, dict[str, Any]]):
@@ -382,11 +360,35 @@ def _tensors(params: Any) -> list[Tensor]:
     return [p[1] if isinstance(p, tuple) else p for p in listed]
 
 
-def _rate(group: dict[str, Any]) -> float:
-    rate = group.get("lr")
-    if rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
-        return 1.0  # not known: reading it would make the device wait
-    return float(rate)
+def is_real_step(groups: list[dict[str, Any]]) -> bool:
+    """Whether a step can change a weight: there is a gradient, and its learning rate is not 0.
+
+    Checkpointing tools call ``step`` with lr=0 to have state allocated.
+    """
+    for group in groups:
+        rate = group.get("lr")
+        # Reading a rate from a device would make it wait.
+        moves = rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu") or rate
+        if moves and any(p.grad is not None for p in group["params"]):
+            return True
+    return False
+
+
+FUSED = ("cpu", "cuda", "mps", "xpu")
+"""Devices for which torch has fused kernels."""
+
+
+def can_fuse(group: dict[str, Any], state: Any) -> bool:
+    """Whether torch's fused kernel supports the present step of a group.
+
+    It supports no sparse gradients, and no weights with a momentum beside others without.
+    """
+    trained: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+    begun = {bool(state.get(p)) for p in trained} if group.get("momentum") else ()
+    return len(begun) < 2 and all(
+        p.device.type in FUSED and p.grad.layout is torch.strided  # type: ignore[union-attr]
+        for p in trained
+    )
 
 
 def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from neuvar._batches import Generators, loader_generators
 from neuvar.data.batches import HASHED_ROWS, digest
 from neuvar.noise import Draw
 from neuvar.optim.layout import bare, local
-from neuvar.optim.weights import clean_copy
+from neuvar.optim.noisy_parameters import clean_copy
 from neuvar.train.passes import Passes
 
 Fingerprint = dict[str, Any]

@@ -45,8 +45,8 @@ def fit(
 ) -> Fit:
     """Train a network, and look at it at clean weights after each epoch.
 
-    Any optimizer of torch's or ours may train; for :class:`neuvar.optim.SAM` each step takes two
-    gradients. At the end, also by an exception, the model holds clean weights. With a checkpoint, a
+    Any optimizer of torch or neuvar can train. :class:`neuvar.baselines.SAM` takes two gradients a
+    step. At the end, also by an exception, the model holds clean weights. With a checkpoint, a
     training that was stopped at any moment goes on, and ends with the very weights and numbers that
     it would have had; the random state of torch, which dropout uses, is then set to what it was.
     The checkpoint of another training is refused; see :class:`Checkpoint`.

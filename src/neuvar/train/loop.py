@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
-from neuvar.optim import NVRM, SAM
+from neuvar.optim import NVRM
 from neuvar.optim.layout import bare
 from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from neuvar.baselines import PSGD, SAM, SGLD
 from neuvar.noise import scale
-from neuvar.optim import NVRM, PSGD, SAM, SGLD
+from neuvar.optim import NVRM
 
 INNER: dict[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,

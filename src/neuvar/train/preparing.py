@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from neuvar import data as data_
 from neuvar._batches import Batches
 from neuvar._validate import integer
-from neuvar.optim.weights import held_clean
+from neuvar.optim.noisy_parameters import held_clean
 from neuvar.train.evaluation import in_evaluation_mode
 
 

@@ -19,7 +19,7 @@ from neuvar._validate import integer
 from neuvar.measures.curve import Curve, variability_curve
 from neuvar.measures.variability import neural_variability
 from neuvar.optim import NVRM
-from neuvar.optim.auto import LEAST, SHARE
+from neuvar.optim.auto_b import LEAST, SHARE
 from neuvar.train.evaluation import Loss
 from neuvar.train.preparing import (
     check_trainable,
@@ -102,7 +102,7 @@ def find_b(
 
     A copy of the model is trained for a part of the epochs with ``b="auto"``. Then its loss is
     measured at scales of noise around the one that this led to, and b is taken where the curve
-    becomes too steep for what was learned, by the rule of :class:`neuvar.optim.auto.AutoB`:
+    becomes too steep for what was learned, by the rule of :class:`neuvar.optim.auto_b.AutoB`:
 
     .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 

@@ -1,7 +1,8 @@
-"""Sharpness-aware minimization: a baseline with two gradients a step."""
+"""Optimizers to compare NVRM with: PSGD, SGLD, SAM, SmoothOut and Anti-PGD."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -11,7 +12,110 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
-from neuvar.optim.wrapper import Wrapper
+from neuvar.noise import Draw, Term
+from neuvar.optim import NVRMSGD
+from neuvar.optim.forward import not_compiled
+from neuvar.optim.noisy_parameters import write_noise
+from neuvar.optim.wrapper import Wrapper, is_real_step
+
+__all__ = ["PSGD", "SAM", "SGLD", "AntiPGD", "SmoothOut"]
+
+
+class PSGD(Wrapper):
+    r"""Perturbed SGD, the paper's Algorithm 2.
+
+    .. math:: \theta_t = \theta_{t-1} - \eta\,(g_t + \epsilon_t), \qquad \epsilon_t \sim N(0, b^2)
+
+    The noise is never removed, and its scale is :math:`\eta b`. Arguments are those of
+    ``torch.optim.SGD`` and ``b``, ``std``, ``noise``, ``seed`` and ``sampler`` as for
+    :class:`~neuvar.NVRM`. Momentum does not accumulate noise. ``denoised``, ``eval`` and ``train``
+    are no-ops.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = PSGD(model.parameters(), lr=0.1, b=0.05)
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        b: float | None = None,
+        std: float | None = None,
+        noise: str = "gaussian",
+        seed: int = 0,
+        sampler: str = "table",
+        **inner: Any,
+    ) -> None:
+        super().__init__(
+            torch.optim.SGD(params, lr, **inner),
+            b=b,
+            std=std,
+            noise=noise,
+            seed=seed,
+            sampler=sampler,
+        )
+
+    @not_compiled(recursive=False)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of SGD, then add fresh noise to the weights that have a gradient.
+
+        Without gradients, or with lr=0, no noise is added.
+        """
+        loss = None if closure is None else self._closure_loss(closure)
+        draws = self._next_draws() if is_real_step(self.param_groups) else None
+        self.inner.step()
+        if draws is not None:
+            self._add_noise(draws)
+        return loss
+
+    @not_compiled()
+    def _add_noise(self, draws: list[Draw]) -> None:
+        self._record(draws)
+        eps: dict[Tensor, Term] = {}
+        for group, draw in zip(self.param_groups, draws, strict=True):
+            if scale := self._scale(group):
+                trained = [p for p in group["params"] if p.grad is not None]
+                eps |= {p: Term(self._slots()[p], draw, scale) for p in trained}
+        with torch.no_grad():
+            write_noise(eps, factor=-1)
+
+    def _scale(self, group: dict[str, Any]) -> float:
+        return float(group["lr"]) * noise_.scale("b", group["b"])
+
+
+class SGLD(PSGD):
+    r"""Stochastic gradient Langevin dynamics (Welling and Teh, 2011).
+
+    .. math:: \theta_t = \theta_{t-1} - \eta\,g_t + \sqrt{2 \eta T}\,\xi_t,
+              \qquad \xi_t \sim N(0, 1)
+
+    It differs from :class:`PSGD` only in the size of the noise. For a loss that is a mean over m
+    examples, ``temperature=1/m`` samples from the posterior; a group's ``b`` is :math:`\sqrt{2T}`.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = SGLD(model.parameters(), lr=0.1, temperature=1 / 50_000)
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, *, temperature: float, **arguments: Any
+    ) -> None:
+        b = math.sqrt(2 * noise_.scale("temperature", temperature))
+        super().__init__(params, lr, b=b, noise="gaussian", **arguments)
+
+    def _scale(self, group: dict[str, Any]) -> float:
+        return math.sqrt(float(group["lr"])) * noise_.scale("b", group["b"])
+
+
+class SmoothOut(NVRMSGD):
+    """SmoothOut (Wen et al., 2018): NVRM-SGD with uniform noise."""
+
+    def __init__(self, params: Any, lr: float | Tensor = 1e-3, **options: Any) -> None:
+        super().__init__(params, lr, noise="uniform", **options)
+
+
+class AntiPGD(NVRMSGD):
+    """Anti-PGD (Orvieto et al., 2022): anticorrelated noise, which is NVRM-SGD's update."""
 
 
 class SAM(Optimizer):
@@ -43,7 +147,7 @@ class SAM(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, *, rho: float = 0.05) -> None:
-        _check_inner(inner)
+        _check_sam_inner(inner)
         rho = noise_.scale("rho", rho)
         radii = [noise_.scale("rho", group.get("rho", rho)) for group in inner.param_groups]
         self.inner = inner
@@ -56,7 +160,7 @@ class SAM(Optimizer):
     def _share(self) -> None:
         # Groups and state are the inner optimizer's own, so that schedulers and scalers reach them.
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        for group in self.param_groups:  # one that a plain optimizer saved has none
+        for group in self.param_groups:  # a plain optimizer's state has none
             group.setdefault("rho", self.defaults["rho"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,32 +179,32 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def climb(self) -> None:
-        """Go to the weights at which the second gradient is to be taken."""
+        """Move to the weights at which the second gradient is taken."""
         self.descend()
-        found = [
+        trained = [
             (p, g["rho"]) for g in self.param_groups for p in g["params"] if p.grad is not None
         ]
-        if not found:
+        if not trained:
             return
-        norms = torch._foreach_norm([p.grad for p, _ in found])
+        norms = torch._foreach_norm([p.grad for p, _ in trained])
         # Half precision would be too coarse for a norm.
         wide = reduce(torch.promote_types, (n.dtype for n in norms), torch.float32)
         norm = torch.stack([n.to(norms[0].device, wide) for n in norms]).norm()
         if not bool(norm.isfinite()) or not bool(norm):
             return
-        self._before = {p: p.detach().clone() for p, _ in found}
-        for p, rho in found:
+        self._before = {p: p.detach().clone() for p, _ in trained}
+        for p, rho in trained:
             p.add_(p.grad * (rho / norm).to(p.device, p.dtype))
 
     @torch.no_grad()
     def descend(self) -> None:
-        """Return to where the climb began; nothing happens without one."""
+        """Return to the weights before the climb; no-op without one."""
         for p, before in self._before.items():
             p.copy_(before)
         self._before = {}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Return to where the climb began and take a step of the inner optimizer from there."""
+        """Return to the weights before the climb and take a step of the inner optimizer."""
         if closure is not None:
             raise ValueError("SAM takes no closure; call climb() between the two gradients")
         self.descend()
@@ -112,7 +216,7 @@ class SAM(Optimizer):
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a state that :meth:`state_dict` gave."""
+        """Load a saved state."""
         self.descend()
         self.inner.load_state_dict(state_dict)
         self._share()
@@ -122,7 +226,7 @@ class SAM(Optimizer):
             raise RuntimeError("SAM has climbed; save its state after step() or descend()")
 
 
-def _check_inner(inner: object) -> None:
+def _check_sam_inner(inner: object) -> None:
     if not isinstance(inner, Optimizer):
         raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
     if isinstance(inner, (SAM, Wrapper)):

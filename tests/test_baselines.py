@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from neuvar import PSGD, SGLD
+from neuvar.baselines import PSGD, SGLD
 from neuvar.noise import Draw, standard_noise, whole_slot
 from tests.toy import backward, network, same, train, weights
 

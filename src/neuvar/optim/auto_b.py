@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from neuvar.noise import b_from_std, family
-from neuvar.optim.perturbation import Perturbation
+from neuvar.noise import Term, b_from_std, family, pieces
+from neuvar.optim.forward import Noise
+from neuvar.optim.layout import local
 
 AUTO = "auto"
 NOISE = 5.2
@@ -236,15 +238,15 @@ class Reports:
 
         loss.register_hook(on_backward)
 
-    def watch(self, params: Iterable[Tensor], eps: Perturbation, *, sizes: bool) -> None:
+    def watch(self, params: Iterable[Tensor], eps: Noise, *, sizes: bool) -> None:
         """Look at the gradients of parameters when they arrive; once for each step."""
         if self._hooks:
             return
 
         def on_gradient(index: int, p: Tensor, g: Tensor) -> None:
             self.backwards[index] += 1
-            if p in eps.terms:
-                self.sums[2].append(eps.along(p, g.detach()))
+            if p in eps:
+                self.sums[2].append(inner_product(eps[p], g.detach()))
             if sizes:
                 self.sizes.append((p.detach().float() * g.detach().float()).sum() / self._weight)
 
@@ -260,6 +262,14 @@ class Reports:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def inner_product(term: Term, g: Tensor) -> Tensor:
+    """Inner product of a parameter's noise with its gradient, in double precision."""
+    flat = local(g).contiguous().view(-1)
+    drawn = pieces(term.slot, term.draw, flat.device)
+    parts = [(flat[low:high].float() * z).sum() for low, high, z in drawn]
+    return term.draw.sign * term.b * torch.stack(parts).sum().double()
 
 
 def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> None:
