@@ -14,14 +14,13 @@ import neuvar
 
 PACKAGE = Path(neuvar.__file__).parent
 HOUSE = [
-    "_validate",
-    "_atomic",
     "lazy",
     "_validate",
     "_atomic",
     "_batches",
     "noise",
     "optim",
+    "baselines",
     "batchnorm",
     "schedule",
     "measures",
