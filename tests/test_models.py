@@ -14,9 +14,8 @@ from torch.nn.functional import cross_entropy
 import neuvar
 from neuvar import NVRMSGD, NVRMAdam
 from neuvar.models import NETWORKS, build, mlp, mobilenet_v2, multi_head, resnet, vgg
-from neuvar.models.mobilenet import Bottleneck
+from neuvar.models.convolutional import Block, Bottleneck
 from neuvar.models.perceptron import MultiHead
-from neuvar.models.residual import Block
 from neuvar.models.seeded import seeded
 
 SMALL = {
@@ -430,31 +429,31 @@ def test_the_selected_task_is_part_of_the_state(tmp_path):
     ("act", "sentence"),
     [
         (lambda: build("resnet", classes=10, seed=0), "name must be one of mlp, .*, got 'resnet'"),
-        (lambda: build("mlp", classes=0, seed=0), "classes must be an int >= 1, got 0"),
+        (lambda: build("mlp", classes=0, seed=0), "classes must be an integer >= 1, got 0"),
         (lambda: build("vgg-16", classes=10, seed=0, shape=(1, 28, 28)), "32 or more"),
         (lambda: build("vgg-11", classes=10, seed=0, shape=(784,)), r"shape .* \(784,\)"),
-        (lambda: build("mlp", classes=10, seed=0, shape=()), "shape must be 1 or more ints"),
-        (lambda: mlp(seed=-1), "seed must be an int from 0 to 4294967295, got -1"),
-        (lambda: mlp(seed=2**32), "seed must be an int from 0"),
-        (lambda: mlp(seed=True), "seed must be an int from 0 .* got True"),
-        (lambda: mlp(seed=0.0), "seed must be an int from 0 .* got 0.0"),
-        (lambda: mlp((784,), seed=0), "sizes must be 2 or more ints"),
-        (lambda: mlp(784, seed=0), "sizes must be 2 or more ints, got 784"),
-        (lambda: mlp((784, 1.5, 10), seed=0), "sizes must be an int >= 1, got 1.5"),
-        (lambda: multi_head((4, 2), seed=0), "sizes must be 3 or more ints"),
-        (lambda: multi_head(tasks=0, seed=0), "tasks must be an int >= 1, got 0"),
+        (lambda: build("mlp", classes=10, seed=0, shape=()), "shape must be 1 or more integers"),
+        (lambda: mlp(seed=-1), "seed must be an integer from 0 to 4294967295, got -1"),
+        (lambda: mlp(seed=2**32), "seed must be an integer from 0"),
+        (lambda: mlp(seed=True), "seed must be an integer from 0 .* got True"),
+        (lambda: mlp(seed=0.0), "seed must be an integer from 0 .* got 0.0"),
+        (lambda: mlp((784,), seed=0), "sizes must be 2 or more integers"),
+        (lambda: mlp(784, seed=0), "sizes must be 2 or more integers, got 784"),
+        (lambda: mlp((784, 1.5, 10), seed=0), "sizes must be an integer >= 1, got 1.5"),
+        (lambda: multi_head((4, 2), seed=0), "sizes must be 3 or more integers"),
+        (lambda: multi_head(tasks=0, seed=0), "tasks must be an integer >= 1, got 0"),
         (lambda: multi_head((4, 4, (3, 2)), tasks=3, seed=0), "tasks must be 2, one for each"),
-        (lambda: multi_head((4, 4, ()), seed=0), "sizes of the heads must be 1 or more ints"),
-        (lambda: multi_head((4, 4, (3, 0)), seed=0), "sizes of the heads must be an int >= 1"),
-        (lambda: multi_head((4, (3, 2)), seed=0), "sizes must be 3 or more ints"),
-        (lambda: multi_head((4, 4, 2), seed=0).select(5), "task must be from 0 to 4, got 5"),
-        (lambda: multi_head((4, 4, 2), seed=0).select(-1), "task must be from 0 to 4, got -1"),
+        (lambda: multi_head((4, 4, ()), seed=0), "sizes of the heads must be 1 or more integers"),
+        (lambda: multi_head((4, 4, (3, 0)), seed=0), "sizes of the heads must be an integer >= 1"),
+        (lambda: multi_head((4, (3, 2)), seed=0), "sizes must be 3 or more integers"),
+        (lambda: multi_head((4, 4, 2), seed=0).select(5), "task must be an .* from 0 to 4, got 5"),
+        (lambda: multi_head((4, 4, 2), seed=0).select(-1), "task must .* from 0 to 4, got -1"),
         (lambda: multi_head((4, 4, 2), seed=0)(torch.ones(1, 4), task="a"), "task must be an int"),
-        (lambda: resnet((), classes=10, seed=0), "blocks must be 1 or more ints"),
-        (lambda: resnet(classes=10, seed=0, width=0), "width must be an int >= 1, got 0"),
-        (lambda: resnet(classes=True, seed=0), "classes must be an int >= 1, got True"),
+        (lambda: resnet((), classes=10, seed=0), "blocks must be 1 or more integers"),
+        (lambda: resnet(classes=10, seed=0, width=0), "width must be an integer >= 1, got 0"),
+        (lambda: resnet(classes=True, seed=0), "classes must be an integer >= 1, got True"),
         (lambda: mobilenet_v2(classes=10, seed=0, width=6), "width must be a positive multi"),
-        (lambda: vgg(classes=10, seed=0, width=4, channels=0), "channels must be an int >= 1"),
+        (lambda: vgg(classes=10, seed=0, width=4, channels=0), "channels must be an integer >= 1"),
         (lambda: small("mlp")(torch.ones(2, 5)), r"3072 elements each, got the shape \(2, 5\)"),
         (lambda: small("resnet-10")(torch.ones(2, 1, 32, 32)), r"\(3, height, width\) .* \(1, 32"),
         (lambda: small("resnet-10")(torch.ones(3, 32, 32)), r"\(3, height, width\)"),

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from neuvar.baselines import SAM
-from neuvar.models import NETWORKS, build
+from neuvar.models import build
 from neuvar.optim import NVRM
 
 CLASSES = 10
@@ -93,8 +93,8 @@ def _cost(taken: list[float], plain: list[float]) -> Cost:
 
 def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimizer, Step]:
     """A network, its plain optimizer and what computes a gradient; the same for every method."""
-    model = build(network, classes=CLASSES, seed=0).to(device)
-    shape = NETWORKS[network][2]
+    shape = (1, 28, 28) if network == "mlp" else (3, 32, 32)
+    model = build(network, classes=CLASSES, seed=0, shape=shape).to(device)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(batch, *shape, generator=generator).to(device)
     targets = torch.randint(CLASSES, (batch,), generator=generator).to(device)

@@ -1,7 +1,7 @@
-"""The paper's networks, and small relatives of theirs for a CPU.
+"""The paper's networks, and smaller ones for a CPU.
 
-Every network is made from a seed: the same seed gives the same weights, and the global generator
-is neither read nor advanced. All take a batch first and give one score a class.
+The same seed gives the same initial weights; the global generator is neither read nor advanced.
+Every network maps a batch (n, ...) to class scores (n, classes).
 """
 
 from typing import TYPE_CHECKING
@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING
 from neuvar.lazy import attach as _attach
 
 if TYPE_CHECKING:
-    from neuvar.models.mobilenet import mobilenet_v2
-    from neuvar.models.named import NETWORKS, build
+    from neuvar.models.convolutional import mobilenet_v2, resnet, vgg
     from neuvar.models.perceptron import MultiHead, mlp, multi_head
-    from neuvar.models.residual import resnet
-    from neuvar.models.stacked import vgg
+    from neuvar.models.registry import NETWORKS, build
 else:
     __getattr__, __dir__ = _attach(
         __name__,
         {
-            "NETWORKS": "named",
+            "NETWORKS": "registry",
             "MultiHead": "perceptron",
-            "build": "named",
+            "build": "registry",
             "mlp": "perceptron",
-            "mobilenet_v2": "mobilenet",
+            "mobilenet_v2": "convolutional",
             "multi_head": "perceptron",
-            "resnet": "residual",
-            "vgg": "stacked",
+            "resnet": "convolutional",
+            "vgg": "convolutional",
         },
     )
 

@@ -1,15 +1,15 @@
-"""Fully connected networks, with one head or with one for each task."""
+"""Fully connected networks, with one head or one per task."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from neuvar.models.seeded import checked_size, checked_sizes, seeded
+from neuvar._validate import integer
+from neuvar.models.seeded import checked_sizes, seeded
 
 
 class Perceptron(nn.Module):
@@ -21,7 +21,7 @@ class Perceptron(nn.Module):
         self._inputs = sizes[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of flattened inputs."""
+        """Class scores of the flattened inputs."""
         scores: Tensor = self.layers(_flat(x, self._inputs))
         return scores
 
@@ -30,12 +30,9 @@ def mlp(sizes: Iterable[int] = (784, 1024, 1024, 10), *, seed: int) -> Perceptro
     """Make a fully connected network with ReLUs, by default the paper's for MNIST.
 
     Args:
-        sizes: units of each layer, from the inputs to the classes.
-        seed: what the weights depend on.
-
-    Returns:
-        A network that takes floating point inputs of any shape (n, ...) with as many elements each
-        as the first layer has units.
+        sizes: units of each layer, from the inputs to the classes. Inputs may have any shape
+            (n, ...) with ``sizes[0]`` elements each.
+        seed: seed of the initial weights.
 
     >>> import torch
     >>> model = mlp(seed=0)
@@ -49,15 +46,10 @@ def mlp(sizes: Iterable[int] = (784, 1024, 1024, 10), *, seed: int) -> Perceptro
 class MultiHead(nn.Module):
     """A fully connected network with one output layer for each task; see :func:`multi_head`.
 
-    One task is selected, the first to begin with. The heads of all others are frozen: they need no
-    gradient and hold none. Optimizers therefore pass them by, with their weight decay and their
-    momentum, and NVRM draws no noise for them; it makes no difference whether an optimizer was
-    given all parameters or only those that need gradients.
-
-    With an optimizer that outlives :meth:`select`, the head that was selected before may carry
-    noise until the next step; ``denoised()`` hides it as any other.
-
-    Which task is selected is part of the state dict.
+    One task is selected, at first task 0. The heads of all others are frozen and have no gradient,
+    so no optimizer changes them, and NVRM draws no noise for them. If one optimizer is used across
+    :meth:`select`, the previous head may carry noise until the next step; ``denoised()`` removes
+    it. The selected task is part of the state dict.
     """
 
     def __init__(self, body: tuple[int, ...], outputs: tuple[int, ...]) -> None:
@@ -68,7 +60,7 @@ class MultiHead(nn.Module):
         self._inputs = body[0]
 
     def select(self, task: int) -> None:
-        """Train the head of a task from now on, and freeze all others.
+        """Train the head of this task, and freeze all others.
 
         >>> model = multi_head((4, 8, 2), tasks=3, seed=0)
         >>> model.select(2)
@@ -82,7 +74,7 @@ class MultiHead(nn.Module):
                 head.zero_grad(set_to_none=True)  # a gradient left over would still move it
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Scores of flattened inputs by the head of a task, by default the selected one."""
+        """Class scores from the head of a task, by default the selected one."""
         head = self.heads[self.task if task is None else self._checked(task)]
         scores: Tensor = head(self.body(_flat(x, self._inputs)))
         return scores
@@ -96,11 +88,7 @@ class MultiHead(nn.Module):
         self.select(state)
 
     def _checked(self, task: int) -> int:
-        if isinstance(task, bool) or not hasattr(task, "__index__"):
-            raise ValueError(f"task must be an int, got {task!r}")
-        if not 0 <= task < len(self.heads):
-            raise ValueError(f"task must be from 0 to {len(self.heads) - 1}, got {task}")
-        return operator.index(task)
+        return integer("task", task, low=0, high=len(self.heads) - 1)
 
 
 def multi_head(
@@ -112,13 +100,10 @@ def multi_head(
     """Make a fully connected network with a head for each task, by default that of Split MNIST.
 
     Args:
-        sizes: units of each layer, from the inputs to the classes of one task; in place of the
-            last number, several give each head its own, such as the outputs of a stream.
-        tasks: how many heads there are, 5 unless the sizes of all are given.
-        seed: what the weights depend on.
-
-    Returns:
-        A network whose first head is selected; see :class:`MultiHead`.
+        sizes: units of each layer, from the inputs to the classes of one task. A tuple as the last
+            item gives each head its own size, such as the outputs of a stream.
+        tasks: number of heads; 5 by default, unless each head has its own size.
+        seed: seed of the initial weights.
 
     >>> import torch
     >>> model = multi_head(seed=0)
@@ -136,13 +121,13 @@ def multi_head(
 
 
 def _body_and_heads(sizes: object, tasks: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Units of the layers below the heads, and of each head."""
+    """Sizes of the layers below the heads, and of each head."""
     every = tuple(sizes) if isinstance(sizes, Iterable) else ()
     if not every or not isinstance(every[-1], Iterable):
         checked = checked_sizes("sizes", every or sizes, at_least=3)
-        return checked[:-1], checked[-1:] * checked_size("tasks", 5 if tasks is None else tasks)
+        return checked[:-1], checked[-1:] * integer("tasks", 5 if tasks is None else tasks, low=1)
     outputs = checked_sizes("sizes of the heads", every[-1], at_least=1)
-    if tasks is not None and checked_size("tasks", tasks) != len(outputs):
+    if tasks is not None and integer("tasks", tasks, low=1) != len(outputs):
         raise ValueError(f"tasks must be {len(outputs)}, one for each size, got {tasks!r}")
     return checked_sizes("sizes", (*every[:-1], outputs[0]), at_least=3)[:-1], outputs
 

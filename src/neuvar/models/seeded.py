@@ -1,9 +1,8 @@
-"""Weights that depend on a seed alone."""
+"""Initial weights that depend on a seed alone, and checks of layer sizes."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -11,21 +10,19 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neuvar import _validate
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def seeded(make: Callable[[], Model], seed: int) -> Model:
-    """Make a model whose weights come from a generator of its own.
+    """Make a model whose initial weights come from its own generator.
 
-    Convolutions and linear layers start as torch starts them, uniform within one over the square
-    root of their inputs, which is also what the paper's public code does. The noise b adds to the
-    size of weights, so another start would mean another b.
+    Convolutions and linear layers get torch's default initialization, as in the paper's public
+    code. The scale b of weight noise is relative to it.
     """
-    fits = hasattr(seed, "__index__") and not isinstance(seed, bool)
-    if not fits or not 0 <= operator.index(seed) < 2**32:  # the generator would drop higher bits
-        raise ValueError(f"seed must be an int from 0 to {2**32 - 1}, got {seed!r}")
-    generator = torch.Generator("cpu").manual_seed(operator.index(seed))
-    with torch.device("meta"):  # torch's own initialisation would draw from the global generator
+    generator = torch.Generator("cpu").manual_seed(_validate.seed(seed))
+    with torch.device("meta"):  # torch's own initialization would draw from the global generator
         model = make()
     model.to_empty(device="cpu")
     for module in model.modules():
@@ -37,22 +34,13 @@ def seeded(make: Callable[[], Model], seed: int) -> Model:
         elif isinstance(module, _BatchNorm):
             module.reset_parameters()
         else:
-            assert not list(module.parameters(recurse=False)), f"{module} has no start"
+            assert not list(module.parameters(recurse=False)), f"no initialization for {module}"
     return model
 
 
-def checked_size(name: str, value: object, *, multiple_of: int = 1) -> int:
-    """A number of channels, units, blocks or classes, if it is one."""
-    fits = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not fits or operator.index(value) < 1 or operator.index(value) % multiple_of:  # type: ignore[arg-type]
-        kind = "an int >= 1" if multiple_of == 1 else f"a positive multiple of {multiple_of}"
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
-    return operator.index(value)  # type: ignore[arg-type]
-
-
 def checked_sizes(name: str, values: object, *, at_least: int) -> tuple[int, ...]:
-    """Several of them."""
+    """A tuple of at least so many integers >= 1."""
     sizes = tuple(values) if isinstance(values, Iterable) else ()
     if len(sizes) < at_least:
-        raise ValueError(f"{name} must be {at_least} or more ints, got {values!r}")
-    return tuple(checked_size(name, size) for size in sizes)
+        raise ValueError(f"{name} must be {at_least} or more integers, got {values!r}")
+    return tuple(_validate.integer(name, size, low=1) for size in sizes)
