@@ -1,14 +1,13 @@
-"""Label noise and its book-keeping.
+"""Label noise.
 
-Every function returns a :class:`NoisyLabels`: the labels to train on, the clean ones, which were
-changed, the rate and the matrix that came out, and where all of it comes from. The same seed gives
-the same labels on any machine.
+Every function returns a :class:`NoisyLabels`: the noisy and the clean labels, which labels changed,
+the actual rate and confusion matrix, and the provenance. The same seed gives the same labels on any
+machine.
 """
 
-from neuvar.labels.features import instance
-from neuvar.labels.flips import flip
-from neuvar.labels.given import from_array, from_file
+from neuvar.labels.instance_noise import instance
 from neuvar.labels.kinds import (
+    KINDS,
     corrupt,
     pair,
     semantic,
@@ -16,9 +15,12 @@ from neuvar.labels.kinds import (
     symmetric,
     symmetric_including_self,
 )
+from neuvar.labels.label_files import from_array, from_file
 from neuvar.labels.result import NoisyLabels
+from neuvar.labels.transition import flip
 
 __all__ = [
+    "KINDS",
     "NoisyLabels",
     "corrupt",
     "flip",

@@ -1,10 +1,9 @@
-"""What label noise gives back, and what it takes."""
+"""The result of every label noise function, and checks of their arguments."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,29 +12,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Integers = Tensor | np.ndarray[Any, Any] | Sequence[int]
-"""Labels as users have them."""
+from neuvar._validate import integer, number
 
-MOST_CLASSES = 10_000
-"""A matrix with a row and a column for each class must fit into memory: 800 MB of float64."""
+Integers = Tensor | np.ndarray[Any, Any] | Sequence[int]
+"""Labels as a tensor, an array or a list."""
+
+MAX_CLASSES = 10_000
+"""The confusion matrix must fit into memory: 800 MB of float64."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Labels with noise, and everything that is known about it.
+    """Noisy labels, and all that is known about the noise.
 
-    What needs the clean labels is None where these are not known.
+    Without clean labels, ``clean``, ``mask``, ``counts``, ``matrix`` and ``rate`` are None.
 
     Attributes:
         noisy: the labels to train on, int64.
         clean: the labels without noise, int64.
         mask: True where the two differ.
-        counts: how many labels of each clean class (row) became each class (column), int64.
-        matrix: ``counts`` with each row divided by its sum, float64; a class that does not occur
-            has a row of zeros.
-        rate: the share of labels that differ, as it came out.
-        provenance: how the labels were made: plain numbers and strings, and the SHA-256 of what
-            went in and of what came out.
+        counts: number of labels of each clean class (row) with each noisy class (column), int64.
+        matrix: ``counts`` divided by its row sums, float64; zeros for a class without labels.
+        rate: actual share of labels that differ.
+        provenance: how the labels were made: plain numbers and strings, and the SHA-256 of clean
+            and noisy labels.
         hash: SHA-256 of the provenance; equal for equal labels made in the same way.
     """
 
@@ -52,10 +52,10 @@ class NoisyLabels:
         return len(self.noisy)
 
 
-def account(
+def make_result(
     noisy: Tensor, clean: Tensor | None, *, classes: int, provenance: dict[str, Any]
 ) -> NoisyLabels:
-    """Compare labels with the clean ones and say where they come from."""
+    """Compare noisy with clean labels and complete the provenance."""
     mask = counts = matrix = rate = None
     if clean is not None:
         mask = noisy != clean
@@ -75,7 +75,7 @@ def account(
 
 
 def tensor_sha256(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's shape, type and elements."""
+    """SHA-256 of a tensor's shape, dtype and elements."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     digest = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
     digest.update(flat.view(torch.uint8).numpy().data)
@@ -83,58 +83,34 @@ def tensor_sha256(tensor: Tensor) -> str:
 
 
 def checked_labels(name: str, labels: Integers, classes: int) -> Tensor:
-    """A copy of the labels as int64, if each of them is the number of a class."""
+    """A copy of the labels as int64, each from 0 to classes - 1."""
     try:
-        found = labels.detach() if isinstance(labels, Tensor) else torch.from_numpy(_array(labels))
+        if isinstance(labels, Tensor):
+            result = labels.detach()
+        else:
+            array = np.asarray(labels)
+            integers = array.dtype.kind in "iu"  # torch does not take all of NumPy's
+            result = torch.from_numpy(array.astype(np.int64) if integers else array)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} must be integers in one row, got {labels!r:.60}") from error
-    if found.dim() != 1 or not len(found):
-        raise ValueError(f"{name} must be one row of labels, got the shape {tuple(found.shape)}")
-    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
-        raise ValueError(f"{name} must be integers, got {found.dtype}")
-    found = found.to(torch.int64, copy=True)
-    outside = found[(found < 0) | (found >= classes)]
+        raise ValueError(f"{name} must be a list of integers, got {labels!r:.60}") from error
+    if result.dim() != 1 or not len(result):
+        raise ValueError(f"{name} must be one row of labels, got the shape {tuple(result.shape)}")
+    if result.dtype == torch.bool or result.is_floating_point() or result.is_complex():
+        raise ValueError(f"{name} must be integers, got {result.dtype}")
+    result = result.to(torch.int64, copy=True)
+    outside = result[(result < 0) | (result >= classes)]
     if len(outside):
         raise ValueError(
             f"{name} must be from 0 to {classes - 1} for {classes} classes, got {int(outside[0])}"
         )
-    return found
-
-
-def _array(labels: np.ndarray[Any, Any] | Sequence[int]) -> np.ndarray[Any, Any]:
-    array = np.asarray(labels)
-    if array.dtype.kind not in "iu":
-        return array  # torch or the check of the type names what it is
-    return array.astype(np.int64)
+    return result
 
 
 def checked_classes(classes: object) -> int:
-    """The number of classes, if noise between them is possible."""
-    number = _integer("classes", classes)
-    if number < 2:
-        raise ValueError(f"classes must be an int >= 2, got {classes!r}")
-    if number > MOST_CLASSES:
-        raise ValueError(f"classes must be at most {MOST_CLASSES}, got {classes!r}")
-    return number
-
-
-def checked_seed(seed: object) -> int:
-    """The seed, if it is an int."""
-    return _integer("seed", seed)
-
-
-def _integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name} must be an int, got {value!r}")
-    return operator.index(value)
+    """The number of classes, at least 2."""
+    return integer("classes", classes, low=2, high=MAX_CLASSES)
 
 
 def checked_rate(rate: object) -> float:
-    """The rate, if it is a number in [0, 1)."""
-    try:
-        number = float(rate)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        number = -1.0
-    if isinstance(rate, (bool, str)) or not 0 <= number < 1:
-        raise ValueError(f"rate must be a number in [0, 1), got {rate!r}")
-    return number
+    """A noise rate: at least 0 and less than 1."""
+    return number("rate", rate, low=0, below=1)

@@ -1,4 +1,4 @@
-"""Labels with noise that somebody else made, such as human annotations."""
+"""Read labels that are already noisy, such as human annotations, from arrays and files."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
 
-from neuvar.labels.result import Integers, NoisyLabels, account, checked_classes, checked_labels
+from neuvar.labels.result import (
+    Integers,
+    NoisyLabels,
+    checked_classes,
+    checked_labels,
+    make_result,
+)
 
 
 def from_array(
     noisy: Integers, *, classes: int, clean: Integers | None = None, source: str = "array"
 ) -> NoisyLabels:
-    """Take labels that carry noise already.
+    """Use labels that are already noisy.
 
     Args:
         noisy: the labels, integers from 0.
-        classes: how many classes there are.
-        clean: the labels without noise, where they are known.
+        classes: number of classes.
+        clean: the labels without noise, if known.
         source: a name for the provenance.
 
-    Returns:
-        The labels and, if the clean ones are known, what the noise in them is.
-
-    >>> found = from_array([0, 1, 1, 2], classes=3, clean=[0, 1, 2, 2])
-    >>> found.rate, found.mask
+    >>> result = from_array([0, 1, 1, 2], classes=3, clean=[0, 1, 2, 2])
+    >>> result.rate, result.mask
     (0.25, tensor([False, False,  True, False]))
     """
     k = checked_classes(classes)
     labels = checked_labels("noisy", noisy, k)
     truth = None if clean is None else checked_labels("clean", clean, k).to(labels.device)
     if truth is not None and len(truth) != len(labels):
-        raise ValueError(f"noisy and clean must have one length, got {len(labels)}, {len(truth)}")
-    return account(labels, truth, classes=k, provenance={"kind": "given", "source": str(source)})
+        raise ValueError(
+            f"noisy and clean must have the same length, got {len(labels)} and {len(truth)}"
+        )
+    facts = {"kind": "given", "source": str(source)}
+    return make_result(labels, truth, classes=k, provenance=facts)
 
 
 def from_file(
@@ -52,22 +57,19 @@ def from_file(
     key: str | None = None,
     clean: Integers | None = None,
 ) -> NoisyLabels:
-    r"""Read labels that carry noise already; nothing in the file is executed.
+    r"""Read labels that are already noisy. Nothing in the file is executed.
 
-    With CIFAR-10N, human annotations of CIFAR-10 (Wei et al., "Learning with Noisy Labels
+    For CIFAR-10N, human annotations of CIFAR-10 (Wei et al., "Learning with Noisy Labels
     Revisited", ICLR 2022): ``from_file("CIFAR-10_human.pt", key="worse_label", classes=10,
     clean=train.labels)``.
 
     Args:
-        path: ``.npy``; ``.npz``; ``.csv`` with or without a line of names; ``.txt`` with numbers
-            between white space; or ``.pt``, of which only tensors and arrays are read.
-        classes: how many classes there are.
-        count: how many labels there must be; not needed with ``clean``.
-        key: which array or column, if there are several.
-        clean: the labels without noise, where they are known.
-
-    Returns:
-        The labels and, if the clean ones are known, what the noise in them is.
+        path: ``.npy``; ``.npz``; ``.csv`` with or without a header; ``.txt`` with integers
+            separated by white space; or ``.pt`` with tensors or arrays.
+        classes: number of classes.
+        count: expected number of labels; not needed with ``clean``.
+        key: name of the array or column, if there are several.
+        clean: the labels without noise, if known.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -79,41 +81,48 @@ def from_file(
     path = Path(path)
     expected = count if count is not None or clean is None else len(clean)
     if expected is None:
-        raise ValueError("give count or clean: how many labels there must be is not known")
-    noisy = checked_labels(path.name, read(path, key), checked_classes(classes))
+        raise ValueError("give count or clean: the expected number of labels is not known")
+    noisy = checked_labels(path.name, _read_labels(path, key), checked_classes(classes))
     if len(noisy) != expected:
         raise ValueError(f"{path.name} must have {expected} labels, got {len(noisy)}")
     source = path.name if key is None else f"{path.name}:{key}"
     return from_array(noisy, classes=classes, clean=clean, source=source)
 
 
-def read(path: Path, key: str | None) -> Any:
-    """The row of labels that a file holds under a key."""
+def _read_labels(path: Path, key: str | None) -> Any:
+    """The labels that a file has under a key."""
     if path.suffix not in READERS:
         raise ValueError(f"path must end in {', '.join(READERS)}, got {path.name!r}")
     if not path.is_file():
         raise ValueError(f"path must be a file, got {str(path)!r}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # readers warn of what they may read wrongly
-            warnings.filterwarnings("ignore", "Reading `.npy`")  # only made by an old Python
-            found = READERS[path.suffix](path)
+            warnings.simplefilter("error")  # readers warn of what they may misread
+            warnings.filterwarnings("ignore", "Reading `.npy`")  # written by an old Python
+            content = READERS[path.suffix](path)
     except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path.name} holds more than arrays, or is damaged") from error
+        raise ValueError(f"{path.name} has more than arrays in it, or is damaged") from error
     except Exception as error:  # damaged bytes make readers fail in any way
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{path.name} is no readable {path.suffix} file: {reason}") from error
-    if not isinstance(found, Mapping):
+        raise ValueError(f"{path.name} is not a valid {path.suffix} file: {reason}") from error
+    if not isinstance(content, Mapping):
         if key is not None:
             raise ValueError(f"key must be None, because {path.name} has no names, got {key!r}")
-        return found
+        return content
+    table = path.suffix == ".csv"
     if key is None:
-        fit = [n for n, c in found.items() if not isinstance(c, _Column) or _integers(c.cells)]
-        key = fit[0] if len(fit) == 1 else next(iter(found)) if len(found) == 1 else None
-    if key not in found:
-        raise ValueError(f"key must be one of {', '.join(map(str, found))}, got {key!r}")
-    chosen = found[key]
-    return chosen.integers(path.name) if isinstance(chosen, _Column) else chosen
+        fit = [n for n, c in content.items() if not table or _are_integers(c.values())]
+        key = fit[0] if len(fit) == 1 else next(iter(content)) if len(content) == 1 else None
+    if key not in content:
+        raise ValueError(f"key must be one of {', '.join(map(str, content))}, got {key!r}")
+    if not table:
+        return content[key]
+    for row, cell in content[key].items():
+        if not _are_integers([cell]):
+            raise ValueError(
+                f"{path.name} must have integers in column {key!r}, got {cell!r} in row {row}"
+            )
+    return [int(cell) for cell in content[key].values()]
 
 
 def _read_npy(path: Path) -> Any:
@@ -132,60 +141,43 @@ def _read_npz(path: Path) -> Any:
 
 
 def _check_size(file: IO[bytes], size: int) -> None:
-    """Refuse an array whose header says more than there is, before memory is taken for it."""
+    """Refuse an array whose header says more than the file has, before memory is allocated."""
     version = np.lib.format.read_magic(file)
     older = version == (1, 0)
     read = np.lib.format.read_array_header_1_0 if older else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
-    says, has = math.prod(shape) * kind.itemsize, size - file.tell()
-    if not kind.hasobject and says > has:
-        raise ValueError(f"its header says {says} bytes, but there are {has}")
+    expected, actual = math.prod(shape) * kind.itemsize, size - file.tell()
+    if not kind.hasobject and expected > actual:
+        raise ValueError(f"its header says {expected} bytes, but there are {actual}")
 
 
 def _read_txt(path: Path) -> Any:
     return [int(word) for word in path.read_text(encoding="utf-8").split()]
 
 
-@dataclass(frozen=True)
-class _Column:
-    """Cells of a table, which need not be labels unless they are asked for."""
-
-    name: str
-    cells: list[str]
-    first_line: int
-
-    def integers(self, file: str) -> list[int]:
-        for line, cell in enumerate(self.cells, self.first_line):
-            if not _integers([cell]):
-                raise ValueError(
-                    f"{file} must have integers in column {self.name!r}, got {cell!r} in row {line}"
-                )
-        return [int(cell) for cell in self.cells]
-
-
-def _read_csv(path: Path) -> Any:
-    """Columns by name or, if the first line has no names, by number."""
+def _read_csv(path: Path) -> dict[str, dict[int, str]]:
+    """Cells by row number of each column, by name or, without a header, by column number."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     if len({len(row) for row in rows}) != 1:
         raise ValueError("its lines differ in length, or there are none")
-    named = not _integers(rows[0])
-    names = [n.strip() for n in rows[0]] if named else list(map(str, range(len(rows[0]))))
-    if named and len(rows) == 1:
-        raise ValueError("it has one line of names, or of what is no integer, and no labels")
+    header = not _are_integers(rows[0])
+    names = [n.strip() for n in rows[0]] if header else list(map(str, range(len(rows[0]))))
+    if header and len(rows) == 1:
+        raise ValueError("its only line is a header, or not made of integers")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"it has two columns of the name {twice!r}")
-    columns = zip(names, zip(*rows[named:], strict=True), strict=True)
-    return {name: _Column(name, list(cells), 1 + named) for name, cells in columns}
+        raise ValueError(f"it has two columns with the name {twice!r}")
+    columns = zip(*rows[header:], strict=True)
+    return {n: dict(enumerate(cells, 1 + header)) for n, cells in zip(names, columns, strict=True)}
 
 
-def _integers(cells: Iterable[str]) -> bool:
+def _are_integers(cells: Iterable[str]) -> bool:
     return all(cell.strip().removeprefix("-").isdecimal() for cell in cells)
 
 
 def _read_pt(path: Path) -> Any:
     make: Any = np.empty(0).__reduce__()[0]
-    # Arrays saved by older versions of NumPy name the function by its former place.
+    # NumPy 1 pickles the function under its old module.
     arrays: list[Any] = [make, (make, "numpy.core.multiarray._reconstruct"), np.ndarray, np.dtype]
     kinds = list({type(np.dtype(code)) for code in "bhilqBHILQ"})
     with torch.serialization.safe_globals(arrays + kinds):
