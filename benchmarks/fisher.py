@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from networks import mlp
 from neuvar.continual import diagonal_fisher
 from neuvar.continual.importance import FISHERS
-from neuvar.continual.per_sample import Question, by_vmap, stateless
+from neuvar.continual.per_sample import Problem, by_vmap, stateless
 from results import Ratio, cpu_model
 
 TARGET = 10.0
@@ -101,8 +101,8 @@ def loop(model: nn.Module, x: Tensor, y: Tensor, kind: str) -> Fisher:
 def vmapped(model: nn.Module, x: Tensor, y: Tensor, kind: str) -> Fisher:
     """The general way, also where there is a faster one."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    question = Question(stateless(model, {}), FISHERS[kind], 2, model)
-    return {name: total / len(x) for name, total in by_vmap(question, weights, x, y).items()}
+    problem = Problem(stateless(model, {}), FISHERS[kind], 2, model)
+    return {name: total / len(x) for name, total in by_vmap(problem, weights, x, y).items()}
 
 
 def default(model: nn.Module, x: Tensor, y: Tensor, kind: str) -> Fisher:

@@ -1,28 +1,27 @@
-"""How much a trained network's answers depend on each of its weights."""
+"""Importance of weights: Fisher information and sensitivity of the outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
-from neuvar.continual.per_sample import Question, Scores, best_way, stateless, zeros
+from neuvar.continual.per_sample import Problem, Scores, choose_method, stateless, zeros
 from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.reading import refuse_unknown_class
 from neuvar.optim.layout import bare
 
 SQUARED_BATCH = 256
-"""How many samples "squared_batch_mean" averages over before it squares."""
+"""Number of samples in each mean gradient of "squared_batch_mean"."""
 
 
-def _logs(outputs: Tensor) -> Tensor:
-    """Logarithms of the probabilities of all classes."""
+def _log_probabilities(outputs: Tensor) -> Tensor:
     if outputs.dim() != 2 or outputs.shape[1] < 2:
         raise ValueError(
-            "model must give the logits of at least two classes in a row for each sample, "
+            "model must return logits of shape (n, classes) for at least two classes, "
             f"got outputs of shape {tuple(outputs.shape)}"
         )
     return outputs.log_softmax(1)
@@ -30,12 +29,12 @@ def _logs(outputs: Tensor) -> Tensor:
 
 def _own_labels(outputs: Tensor, labels: Tensor) -> Tensor:
     """Scores whose squared gradients sum to the expectation over the model's own labels."""
-    logs = _logs(outputs)
+    logs = _log_probabilities(outputs)
     return logs.detach().exp().sqrt() * logs
 
 
 def _given_labels(outputs: Tensor, labels: Tensor) -> Tensor:
-    return _logs(outputs).gather(1, labels[:, None])
+    return _log_probabilities(outputs).gather(1, labels[:, None])
 
 
 def _squared_norm(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -50,18 +49,6 @@ FISHERS: dict[str, Scores] = {
 }
 
 
-def check_fisher(name: str, value: str) -> None:
-    """Refuse a kind of Fisher that does not exist."""
-    if value not in FISHERS:
-        raise ValueError(f"{name} must be one of {', '.join(FISHERS)}, got {value!r}")
-
-
-def check_seed(seed: object) -> None:
-    """Refuse what cannot seed the draw of labels."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an int >= 0, got {seed!r}")
-
-
 def diagonal_fisher(
     model: nn.Module, data: Data, *, kind: str = "exact", seed: int = 0, **arguments: Any
 ) -> dict[str, Tensor]:
@@ -70,26 +57,24 @@ def diagonal_fisher(
     .. math:: F_i = \frac1n \sum_x \sum_y p_\theta(y|x) \left(
               \frac{\partial \log p_\theta(y|x)}{\partial \theta_i} \right)^2
 
-    from the gradients of single samples, squared and then averaged. The model gives logits. It is
-    looked at with clean weights in evaluation mode and left as found: weights and their noise,
-    gradients, buffers, modes and torch's global generators.
+    from per-sample gradients, squared and then averaged. The model returns logits. It is evaluated
+    at clean weights in evaluation mode; afterwards weights, noise, gradients, buffers, modes and
+    torch's global generators are as before.
 
     References:
         Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, 2017. Kunstner,
         Balles, Hennig: Limitations of the Empirical Fisher Approximation, 2019.
 
     Args:
-        model: any network that treats each sample by itself in evaluation mode; where nearly all
-            trained weights are in linear layers, each used once, their gradients for single
-            samples are never formed, which is much faster.
+        model: any network whose samples do not affect each other in evaluation mode. Where nearly
+            all trained weights are in linear layers, each used once, a faster method is used.
         data: inputs with labels, as a pair of tensors or an iterable of such pairs; for "exact"
-            and "sampled" inputs alone are enough.
-        kind: "exact" is the formula; "sampled" takes, in place of the sum over y, one label for
-            each input, drawn from the model; "empirical" takes the given label.
-            "squared_batch_mean", for comparison only, squares the mean gradient of 256 samples
-            with their given labels: it is found in much code, is far too small, and is not the
-            Fisher information.
-        seed: seed of the labels that "sampled" draws.
+            and "sampled" inputs are enough.
+        kind: "exact" is the formula; "sampled" draws one label per input from the model in place of
+            the sum over y; "empirical" uses the labels of the data. "squared_batch_mean", for
+            comparison only, squares the mean gradient of 256 samples: it is common in public code,
+            far too small, and not the Fisher information.
+        seed: seed of the labels for "sampled".
         **arguments: for the model's forward pass, such as the head to use.
 
     Returns:
@@ -100,8 +85,8 @@ def diagonal_fisher(
     >>> fisher["weight"].shape, bool((fisher["weight"] >= 0).all())
     (torch.Size([3, 4]), True)
     """
-    check_fisher("kind", kind)
-    check_seed(seed)
+    _validate.one_of("kind", kind, FISHERS)
+    seed = _validate.seed(seed)
     if kind == "squared_batch_mean":
         return _squared_batch_mean(model, data, arguments)
     draw = torch.Generator().manual_seed(seed) if kind == "sampled" else None
@@ -110,12 +95,12 @@ def diagonal_fisher(
 
 
 def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> dict[str, Tensor]:
-    r"""How much the squared norm of a network's output depends on each weight.
+    r"""Sensitivity of the squared norm of a network's output to each weight.
 
     .. math:: \Omega_i = \frac1n \sum_x \left|
               \frac{\partial \|f_\theta(x)\|^2}{\partial \theta_i} \right|
 
-    from the gradients of single inputs; labels are not used. The model is looked at as by
+    from per-sample gradients; labels are not used. The model is evaluated as in
     :func:`diagonal_fisher`.
 
     References:
@@ -123,7 +108,7 @@ def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> dict[s
 
     Args:
         model: any network.
-        data: inputs, alone or with labels, as for :func:`diagonal_fisher`.
+        data: inputs, with or without labels, as for :func:`diagonal_fisher`.
         **arguments: for the model's forward pass.
 
     Returns:
@@ -147,27 +132,26 @@ def _mean_power(
     *,
     needs_labels: bool = False,
 ) -> dict[str, Tensor]:
-    """Mean over samples of a power of the gradients of all scores, at rest."""
+    """Mean over samples of a power of the gradients of all scores."""
     network = bare(model)
     totals: dict[str, Tensor] = {}
-    samples, classes, way = 0, 0, None
+    samples, classes, method = 0, 0, None
     with torch.enable_grad(), clean_eval_mode(network):
         weights = _trained(network)
         device = next(iter(weights.values())).device
-        question = Question(stateless(network, arguments), scores, power, network)
+        problem = Problem(stateless(network, arguments), scores, power, network)
         for inputs, labels in inputs_and_labels(data, device, needs_labels=needs_labels):
             if needs_labels:
-                classes = classes or _classes(question, weights, inputs)
+                classes = classes or _classes(problem, weights, inputs)
                 refuse_unknown_class(labels, classes)
             if draw is not None:
-                labels = _drawn(question, weights, inputs, draw)  # noqa: PLW2901
-            if way is None:
-                way = best_way(question, weights, inputs, labels)
-            for name, term in way(question, weights, inputs, labels).items():
+                labels = _drawn(problem, weights, inputs, draw)  # noqa: PLW2901
+            if method is None:
+                method = choose_method(problem, weights, inputs, labels)
+            for name, term in method(problem, weights, inputs, labels).items():
                 totals[name] = totals[name] + term if name in totals else term
             samples += len(inputs)
-    _check_not_empty(samples)
-    return {name: total / samples for name, total in totals.items()}
+    return _mean(totals, samples)
 
 
 def _squared_batch_mean(
@@ -181,43 +165,42 @@ def _squared_batch_mean(
         totals = zeros(weights)
         forward = stateless(network, arguments)
         for inputs, labels in inputs_and_labels(data, device, needs_labels=True):
-            for x, y in _split(inputs, labels, SQUARED_BATCH):
-                logs = _logs(forward(live, x))
+            pairs = zip(inputs.split(SQUARED_BATCH), labels.split(SQUARED_BATCH), strict=True)
+            for x, y in pairs:
+                logs = _log_probabilities(forward(live, x))
                 refuse_unknown_class(y, logs.shape[1])
                 score = logs.gather(1, y[:, None]).mean()
-                found = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
-                for total, gradient in zip(totals.values(), found, strict=True):
+                grads = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
+                for total, gradient in zip(totals.values(), grads, strict=True):
                     total.add_(gradient.to(total.dtype).square())
                 parts += 1
-    _check_not_empty(parts)
-    return {name: total / parts for name, total in totals.items()}
+    return _mean(totals, parts)
 
 
-def _split(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(inputs.split(size), labels.split(size), strict=True)
-
-
-def _check_not_empty(count: int) -> None:
+def _mean(totals: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     if not count:
         raise ValueError("data is empty; at least one sample is needed")
+    return {name: total / count for name, total in totals.items()}
 
 
 def _trained(network: nn.Module) -> dict[str, Tensor]:
-    found = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-    if not found:
-        raise ValueError("model has no parameter that is trained: all have requires_grad=False")
-    return found
+    weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+    if not weights:
+        raise ValueError("model has no trained parameter: all have requires_grad=False")
+    return weights
 
 
-def _classes(question: Question, weights: dict[str, Tensor], inputs: Tensor) -> int:
+def _classes(problem: Problem, weights: dict[str, Tensor], inputs: Tensor) -> int:
     with torch.no_grad():
-        return _logs(question.forward(weights, inputs[:1])).shape[1]
+        return _log_probabilities(problem.forward(weights, inputs[:1])).shape[1]
 
 
 def _drawn(
-    question: Question, weights: dict[str, Tensor], inputs: Tensor, draw: torch.Generator
+    problem: Problem, weights: dict[str, Tensor], inputs: Tensor, draw: torch.Generator
 ) -> Tensor:
-    """One label for each input, drawn from what the model says."""
+    """One label for each input, drawn from the model's probabilities."""
     with torch.no_grad():
-        parts = [_logs(question.forward(weights, x)).exp().cpu() for x in inputs.split(1024)]
+        parts = [
+            _log_probabilities(problem.forward(weights, x)).exp().cpu() for x in inputs.split(1024)
+        ]
     return torch.multinomial(torch.cat(parts), 1, generator=draw)[:, 0].to(inputs.device)

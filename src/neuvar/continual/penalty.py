@@ -1,73 +1,144 @@
-"""A penalty that holds a network near weights that earlier tasks found important."""
+"""The base class of EWC, SI and MAS: a quadratic penalty around the weights of earlier tasks."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuvar._batches import Data
-from neuvar.continual.quadratic import Quadratic, Weights, joined, value
+from neuvar._validate import one_of
 from neuvar.noise import scale
 from neuvar.optim.layout import bare
 from neuvar.optim.noisy_parameters import as_trained, clean_copy
 
-WEIGHTS = ("clean", "perturbed")
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    r"""The function :math:`\frac12 \sum_i \Omega_i (\theta_i - \theta^*_i)^2` plus a constant."""
+
+    importance: Weights
+    anchor: Weights
+    constant: float = 0.0
+
+    def to(self, name: str, device: torch.device) -> Quadratic:
+        """Move one parameter's tensors to a device."""
+        return Quadratic(
+            {**self.importance, name: self.importance[name].to(device)},
+            {**self.anchor, name: self.anchor[name].to(device)},
+            self.constant,
+        )
+
+    def __add__(self, other: Quadratic) -> Quadratic:
+        r"""The sum of two quadratics, which is one quadratic.
+
+        .. math:: A(\theta-a)^2 + B(\theta-b)^2 = (A+B)\left(\theta - \frac{Aa+Bb}{A+B}\right)^2
+                  + \frac{AB}{A+B}(a-b)^2
+        """
+        importance, anchor = dict(self.importance), dict(self.anchor)
+        constant = self.constant + other.constant
+        for name, b_anchor in other.anchor.items():
+            b = other.importance[name]
+            if name not in importance:
+                importance[name], anchor[name] = b, b_anchor
+                continue
+            a, difference = importance[name], b_anchor - anchor[name]
+            total = a + b
+            # Where both importances are 0, any anchor is right.
+            part = torch.where(total > 0, b / total, torch.ones_like(total))
+            constant += float((a * part * difference.square()).sum(dtype=torch.float64)) / 2
+            importance[name] = total
+            anchor[name] = (anchor[name] + part * difference).to(b_anchor.dtype)
+        return Quadratic(importance, anchor, constant)
+
+    def value(self, params: Mapping[str, Tensor], at: Mapping[str, Tensor]) -> Tensor:
+        """The value at some weights, differentiable with respect to the parameters."""
+        terms = [
+            QuadraticTerm.apply(  # type: ignore[no-untyped-call]
+                params[name], at[name].detach(), anchor, self.importance[name]
+            )
+            for name, anchor in self.anchor.items()
+        ]
+        return torch.stack(terms).sum() + self.constant
+
+    def gradient(self, at: Mapping[str, Tensor], factor: float) -> Weights:
+        """The gradient at some weights, times a factor."""
+        return {
+            name: (w.detach() - self.anchor[name]).mul_(self.importance[name]).mul_(factor)
+            for name, w in at.items()
+            if name in self.anchor
+        }
+
+
+class QuadraticTerm(torch.autograd.Function):
+    """One parameter's term; three times as fast as automatic differentiation."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, at: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
+        difference = at - anchor
+        slope = importance * difference
+        ctx.save_for_backward(p, at, anchor, importance, slope)
+        return torch.dot(slope.flatten(), difference.to(slope.dtype).flatten()) / 2
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        p, at, anchor, importance, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            slope = importance * (p - p.detach() + at - anchor)
+        return (outer[0] * slope).to(p.dtype), None, None, None
 
 
 class Penalty(ABC):
-    r"""What EWC, SI and MAS share: :math:`\frac\lambda2 \sum_i \Omega_i (\theta_i-\theta^*_i)^2`.
+    r"""The base of EWC, SI and MAS: :math:`\frac\lambda2 \sum_i \Omega_i (\theta_i-\theta^*_i)^2`.
 
-    The methods differ in how they find the importances :math:`\Omega` and what they do with those
-    of several tasks. A training loop adds ``penalty(model)`` to its loss, calls
-    ``after_step(model)`` after each step of the optimizer, and ``after_task(model, data)`` after
-    each task; if it clips gradients, also ``before_clip(model)`` before it does so. Only SI does
-    something with ``after_step`` and ``before_clip``. The optimizer may be any.
+    A training loop adds ``penalty(model)`` to its loss, calls ``after_step(model)`` after each step
+    of the optimizer, and ``after_task(model, data)`` after each task. If it clips gradients, it
+    calls ``before_clip(model)`` first. EWC and MAS need only ``after_task``. Any optimizer works.
 
-    Under NVRM the importances and the weights that they hold to are those of the clean weights,
-    always. Where ``at`` is "perturbed" the penalty, like the rest of the loss, is taken at the
-    weights with their noise, which is what minimising the neural variable risk of the whole loss
-    means; where it is "clean", without. The gradient is linear in the weights, so on average over
-    the noise both pull alike; "clean" leaves out the noise :math:`\lambda\Omega\epsilon` of the
-    pull and what noise adds to the value, and copies the weights at each call.
+    Under NVRM, importances :math:`\Omega` and anchors :math:`\theta^*` are computed at the clean
+    weights. With ``at="perturbed"`` the penalty is evaluated at the perturbed weights, like the
+    rest of the loss; with ``at="clean"`` at the clean ones. The gradient is linear in the weights,
+    so both have the same mean; "clean" leaves out the noise :math:`\lambda\Omega\epsilon` of the
+    gradient, and copies the weights at each call.
 
     Attributes:
         strength: the factor λ.
-        at: at which weights the penalty is taken.
-        tasks: how many tasks it holds to.
-        last: the latest value, not differentiable, for a log.
+        at: "perturbed" or "clean" weights.
+        tasks: number of tasks that are protected.
+        last: the latest value, detached, for logging.
     """
 
     def __init__(self, strength: float, *, at: str) -> None:
-        if at not in WEIGHTS:
-            raise ValueError(f"at must be one of {', '.join(WEIGHTS)}, got {at!r}")
+        self.at: str = one_of("at", at, ("clean", "perturbed"))
         self.strength = scale("strength", strength)
-        self.at = at
         self.tasks = 0
         self.last = torch.zeros(())
-        self._held = Quadratic({}, {}, 0.0)
+        self._quadratic = Quadratic({}, {})
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """The penalty for the model's weights as they stand; exactly 0 before the first task."""
+        """The penalty at the model's present weights; exactly 0 before the first task ends."""
         params = self._parameters(model)
         if not self.strength or not self.tasks:
-            device = next(iter(params.values())).device
-            self.last = torch.zeros((), device=device)
+            self.last = torch.zeros((), device=next(iter(params.values())).device)
             return self.last
-        look = as_trained if self.at == "perturbed" else clean_copy
-        at = {name: look(params[name]) for name in self._held}
-        found = self.strength * value(self._held, params, at)
-        self.last = found.detach()
-        return found
+        read = as_trained if self.at == "perturbed" else clean_copy
+        at = {name: read(params[name]) for name in self._quadratic.anchor}
+        value = self.strength * self._quadratic.value(params, at)
+        self.last = value.detach()
+        return value
 
     def share(self, total: Tensor | float) -> float:
-        r"""Which part of a total loss the latest penalty made up; 0 if the total is 0.
+        r"""The share of the latest penalty in a total loss; 0 if the total is 0.
 
-        Under NVRM a penalty at perturbed weights has :math:`\frac\lambda2 \sum_i \Omega_i
-        \epsilon_i^2` in it, which pulls at nothing and may be most of it; at="clean" leaves it out.
+        Under NVRM a penalty at perturbed weights includes :math:`\frac\lambda2 \sum_i \Omega_i
+        \epsilon_i^2`, which has no gradient and may be most of it; with at="clean" it does not.
 
         >>> from neuvar.continual import EWC
         >>> penalty = EWC(300.0)
@@ -80,49 +151,44 @@ class Penalty(ABC):
 
     @property
     def stiffness(self) -> float:
-        r"""The largest :math:`\lambda\Omega_i`; SGD needs a learning rate below 2 / stiffness.
-
-        Above that each step goes too far, and the weights fly apart. Adam and its like divide by
-        the size of gradients and have no such limit.
+        r"""The largest :math:`\lambda\Omega_i`. SGD diverges if its lr is above 2 / stiffness.
 
         >>> from neuvar.continual import EWC
         >>> EWC(300.0).stiffness
         0.0
         """
-        peaks = [float(omega.max()) for omega in self._held.importance.values() if omega.numel()]
-        return self.strength * max(peaks, default=0.0)
+        largest = [float(x.max()) for x in self._quadratic.importance.values() if x.numel()]
+        return self.strength * max(largest, default=0.0)
 
-    def before_clip(self, model: nn.Module) -> None:  # noqa: B027 - not every method needs it
-        """Look at the gradients before they are clipped. EWC and MAS have no need to."""
+    def before_clip(self, model: nn.Module) -> None:  # noqa: B027 - only SI needs it
+        """Record the gradients before they are clipped. No-op for EWC and MAS."""
 
-    def after_step(self, model: nn.Module) -> None:  # noqa: B027 - not every method needs it
-        """Look at what a step of the optimizer did. EWC and MAS have no need to."""
+    def after_step(self, model: nn.Module) -> None:  # noqa: B027 - only SI needs it
+        """Record what a step of the optimizer did. No-op for EWC and MAS."""
 
     @abstractmethod
     def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
-        """Hold to the weights as they stand now, without their noise.
+        """Protect the present clean weights.
 
         Args:
-            model: the network that has learned the task.
-            data: the task's inputs with labels, or inputs alone where labels are not needed: a
+            model: the network after training on the task.
+            data: the task's inputs with labels, or inputs only where labels are not needed: a
                 pair of tensors or an iterable of such pairs.
             **arguments: for the model's forward pass, such as the head to use.
         """
 
-    # Checkpoints.
-
     def state_dict(self) -> dict[str, Any]:
-        """All that has been gathered, as copies: plain numbers and tensors."""
+        """Copies of all tensors, and plain numbers."""
         return {
             "method": type(self).__name__,
             "tasks": self.tasks,
-            "importance": copies(self._held.importance),
-            "anchor": copies(self._held.anchor),
-            "constant": self._held.constant,
+            "importance": copies(self._quadratic.importance),
+            "anchor": copies(self._quadratic.anchor),
+            "constant": self._quadratic.constant,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what another penalty of the same method has gathered."""
+        """Load the state of another penalty of the same method."""
         if state.get("method") != type(self).__name__:
             raise ValueError(
                 f"the state dict must be one of {type(self).__name__}, "
@@ -136,52 +202,54 @@ class Penalty(ABC):
         if state["importance"].keys() != state["anchor"].keys():
             raise ValueError("the state dict has importance and anchor of different parameters")
         self.tasks = int(state["tasks"])
-        self._held = Quadratic(
+        self._quadratic = Quadratic(
             copies(state["importance"]), copies(state["anchor"]), float(state["constant"])
         )
 
-    # What methods use.
-
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The model's parameters, if they are those that the penalty knows; it follows a move."""
+        """The model's parameters, checked against the anchors, which move to their devices."""
         params = dict(bare(model).named_parameters())
-        for name, anchor in self._held.anchor.items():
-            shape = params[name].shape if name in params else None
-            if shape != anchor.shape:
-                has = f"has it with shape {tuple(shape)}" if shape is not None else "has none such"
-                raise ValueError(
-                    f"model is another one than before: the penalty knows parameter {name!r} of "
-                    f"shape {tuple(anchor.shape)}, the model {has}"
-                )
+        for name, anchor in self._quadratic.anchor.items():
+            check_same_parameter(name, anchor, params)
             if anchor.device != params[name].device:
-                self._held = self._held.to(name, params[name].device)
+                self._quadratic = self._quadratic.to(name, params[name].device)
         if not params:
             raise ValueError("model has no parameters")
         return params
 
-    def _hold(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
-        """Hold to the present clean weights as well; gamma None keeps earlier ones where they are.
+    def _protect(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
+        """Add the present clean weights with their importance.
 
-        Otherwise earlier importances, times gamma, move to the present weights.
+        With ``gamma``, earlier importances are multiplied by it and move to the present weights;
+        with None they stay at their own anchors.
         """
         for name, omega in importance.items():
             if not math.isfinite(float(omega.sum())):
                 raise ValueError(
-                    f"the importance of parameter {name!r} is not finite; model or data are not"
+                    f"the importance of parameter {name!r} is not finite; check model and data"
                 )
         params = self._parameters(model)
         if gamma is None:
             now = {name: clean_copy(params[name]) for name in importance}
-            self._held = joined(self._held, Quadratic(importance, now, 0.0))
+            self._quadratic += Quadratic(importance, now)
         else:
-            total = {name: gamma * omega for name, omega in self._held.importance.items()}
+            total = {name: gamma * omega for name, omega in self._quadratic.importance.items()}
             for name, omega in importance.items():
                 total[name] = total[name] + omega if name in total else omega
-            now = {name: clean_copy(params[name]) for name in total}
-            self._held = Quadratic(total, now, 0.0)
+            self._quadratic = Quadratic(total, {name: clean_copy(params[name]) for name in total})
         self.tasks += 1
 
 
+def check_same_parameter(name: str, known: Tensor, params: Mapping[str, Tensor]) -> None:
+    """Raise if a model does not have the parameter that a penalty knows."""
+    shape = tuple(params[name].shape) if name in params else None
+    if shape != tuple(known.shape):
+        raise ValueError(
+            f"the penalty belongs to another model: it has parameter {name!r} of shape "
+            f"{tuple(known.shape)}, this model {'has none' if shape is None else f'has {shape}'}"
+        )
+
+
 def copies(weights: Weights) -> Weights:
-    """Copies that nobody else writes to."""
+    """Detached copies."""
     return {name: w.detach().clone() for name, w in weights.items()}

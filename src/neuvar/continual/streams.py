@@ -1,9 +1,8 @@
-"""Streams of tasks, made from one data set and read one task at a time."""
+"""Streams of tasks, made from one data set."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
+from neuvar import _validate
 from neuvar.data import Dataset, Split
 
-SCENARIOS = ("task", "domain", "class")
-
 ROTATED_AT_ONCE = 4096
-"""How many images are turned together: the floats in between stay small."""
+"""Number of images that are rotated together; limits the memory for floats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +25,10 @@ class Task:
     """One task of a stream.
 
     Attributes:
-        number: place in the stream, from 0.
-        name: how the task is called in results.
-        classes: which classes of the data set it has, in the order of its labels.
-        head: which head of a multi-head network answers; 0 where there is but one.
+        number: position in the stream, from 0.
+        name: its name in results.
+        classes: its classes of the data set, in the order of its labels.
+        head: its head of a multi-head network; 0 if there is only one head.
     """
 
     number: int
@@ -42,25 +40,23 @@ class Task:
 
     @property
     def train(self) -> Split:
-        """What may be learned from, made anew at each call: keep it while the task lasts."""
+        """The training split, computed at each call: keep it while you train on the task."""
         return self._view(self._data.train)
 
     @property
     def test(self) -> Split:
-        """What is only measured on, made anew at each call."""
+        """The test split, computed at each call."""
         return self._view(self._data.test)
 
 
 @dataclass(frozen=True, eq=False)
 class Stream(Sequence[Task]):
-    """Tasks in the order in which they are learned; a slice of it is a stream as well.
-
-    It holds the images of the data set once, whatever the number of tasks.
+    """A sequence of tasks; a slice is a stream too. The images are kept in memory once.
 
     Attributes:
-        name: how the stream is called in results.
-        tasks: its tasks.
-        outputs: how many outputs each head of a network for it needs.
+        name: its name in results.
+        tasks: its tasks, in order.
+        outputs: number of outputs of each head of a network for it.
     """
 
     name: str
@@ -84,32 +80,27 @@ class Stream(Sequence[Task]):
 
 
 def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
-    r"""Make tasks that show the pixels of all images in an order of their own.
+    r"""Make tasks that permute the pixels of all images, each in its own order.
 
-    Task k has the images :math:`x_{\pi_k(i)}`, where :math:`\pi_k` is one permutation for all its
-    images and channels. Every task is permuted, the first as well. A permutation depends on the
-    seed and on k alone, so a longer stream begins like a shorter one.
+    Task k has the images :math:`x_{\pi_k(i)}`, with one permutation :math:`\pi_k` for all images
+    and channels. The first task is permuted too. A permutation depends on the seed and k only, so
+    a longer stream begins like a shorter one. All tasks share one head.
 
     References:
         Goodfellow et al.: An Empirical Investigation of Catastrophic Forgetting in Gradient-Based
         Neural Networks, 2013.
 
     Args:
-        data: where the images come from.
-        tasks: how many tasks.
-        seed: seed of the permutations, below 2³², a matter apart from the seed of the training.
-
-    Returns:
-        The stream; all its tasks share one head.
+        data: the data set.
+        tasks: number of tasks.
+        seed: seed of the permutations.
 
     >>> from neuvar.data import mnist_excerpt
     >>> stream = permuted_tasks(mnist_excerpt(), 5, seed=1)
     >>> stream[0].train.images.shape, stream.outputs
     (torch.Size([6000, 28, 28]), (10,))
     """
-    count, seed = _at_least("tasks", tasks, 1), _at_least("seed", seed, 0)
-    if seed >= 2**32:  # a larger one would take the place of the task's number in NumPy's mixing
-        raise ValueError(f"seed must be an int from 0 to {2**32 - 1}, got {seed!r}")
+    count, seed = _validate.integer("tasks", tasks, low=1), _validate.seed(seed)
     pixels = math.prod(data.train.images.shape[-2:])
     orders = [
         torch.from_numpy(np.random.default_rng((seed, k)).permutation(pixels)) for k in range(count)
@@ -123,19 +114,17 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
 
 
 def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
-    """Make tasks that show all images turned by an angle of their own.
+    """Make tasks that rotate all images, each by its own angle.
 
-    Pixels are interpolated bilinearly around the centre; what comes from outside is black.
+    Rotation is around the centre, with bilinear interpolation and black outside. All tasks share
+    one head.
 
     References:
         Lopez-Paz, Ranzato: Gradient Episodic Memory for Continual Learning, 2017.
 
     Args:
-        data: where the images come from.
-        angles: one angle a task, in degrees, counter-clockwise.
-
-    Returns:
-        The stream; all its tasks share one head.
+        data: the data set.
+        angles: one angle per task, in degrees, counter-clockwise.
 
     >>> from neuvar.data import mnist_excerpt
     >>> stream = rotated_tasks(mnist_excerpt(), [0, 45, 90])
@@ -155,70 +144,51 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
 def split_tasks(
     data: Dataset, groups: Sequence[Sequence[int]] | None = None, *, scenario: str = "task"
 ) -> Stream:
-    """Make tasks that have some of the classes each.
+    """Make tasks with different classes each.
 
     References:
         Zenke, Poole, Ganguli: Continual Learning Through Synaptic Intelligence, 2017. Van de Ven,
         Tolias: Three scenarios for continual learning, 2019.
 
     Args:
-        data: where the images come from.
-        groups: the classes of each task; pairs in order by default, the last alone if need be.
-        scenario: "task" gives each task a head and labels from 0; "domain" labels from 0 and one
-            head for all; "class" keeps the labels of the data set, with one head for all classes.
-
-    Returns:
-        The stream.
+        data: the data set.
+        groups: the classes of each task; by default pairs in order.
+        scenario: "task" gives each task its own head and labels from 0; "domain" has labels from 0
+            and one head; "class" keeps the labels of the data set and has one head for all classes.
 
     >>> from neuvar.data import mnist_excerpt
     >>> stream = split_tasks(mnist_excerpt())
     >>> stream[2].classes, stream[2].head, stream[2].test.labels.bincount(), stream.outputs
     ((4, 5), 2, tensor([100, 100]), (2, 2, 2, 2, 2))
     """
-    if scenario not in SCENARIOS:
-        raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
+    _validate.one_of("scenario", scenario, ("task", "domain", "class"))
     if groups is None:
         groups = [range(k, min(k + 2, data.classes)) for k in range(0, data.classes, 2)]
     chosen = _checked_groups(groups, data.classes)
-    view = partial(_chosen, keep_labels=scenario == "class")
-    made = tuple(
-        Task(
-            number=k,
-            name="classes " + ", ".join(map(str, group)),
-            classes=group,
-            head=k if scenario == "task" else 0,
-            _data=data,
-            _view=partial(view, classes=group),
-        )
-        for k, group in enumerate(chosen)
-    )
+    made = []
+    for k, group in enumerate(chosen):
+        view = partial(_selected, classes=group, keep_labels=scenario == "class")
+        name = "classes " + ", ".join(map(str, group))
+        made.append(Task(k, name, group, k if scenario == "task" else 0, data, view))
     sizes = tuple(len(group) for group in chosen)
     outputs = {"task": sizes, "domain": (max(sizes),), "class": (data.classes,)}[scenario]
-    return Stream(f"split-{data.name}-{scenario}", made, outputs)
+    return Stream(f"split-{data.name}-{scenario}", tuple(made), outputs)
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
     try:
-        chosen = [tuple(group) for group in groups]
-    except TypeError:  # a number in place of a list
+        chosen = [
+            tuple(_validate.integer("groups", k, low=0, high=classes - 1) for k in group)
+            for group in groups
+        ]
+    except (TypeError, ValueError):
         chosen = []
-    every = [number for group in chosen for number in group]
-    whole = all(hasattr(k, "__index__") and not isinstance(k, bool) for k in every)
-    if (
-        not (chosen and all(chosen) and whole)
-        or len({int(k) for k in every}) < len(every)
-        or not {int(k) for k in every} <= set(range(classes))
-    ):
+    every = [k for group in chosen for k in group]
+    if not (chosen and all(chosen)) or len(set(every)) < len(every):
         raise ValueError(
             f"groups must be lists of different classes from 0 to {classes - 1}, got {groups!r}"
         )
-    return [tuple(map(operator.index, group)) for group in chosen]
-
-
-def _at_least(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-    return operator.index(value)
+    return chosen
 
 
 def _permuted(split: Split, order: Tensor) -> Split:
@@ -226,8 +196,8 @@ def _permuted(split: Split, order: Tensor) -> Split:
     return Split(pixels[..., order].view_as(split.images), split.labels)
 
 
-def _chosen(split: Split, classes: tuple[int, ...], *, keep_labels: bool) -> Split:
-    """The images of some classes, with labels that count these classes unless they are kept."""
+def _selected(split: Split, classes: tuple[int, ...], *, keep_labels: bool) -> Split:
+    """The images of some classes, with labels from 0 unless they are kept."""
     where = torch.isin(split.labels, torch.tensor(classes)).nonzero().squeeze(1)
     labels = split.labels[where]
     if not keep_labels:
@@ -242,18 +212,18 @@ def _rotated(split: Split, degrees: float) -> Split:
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Turn images counter-clockwise around their centre, with bilinear interpolation."""
+    """Rotate images counter-clockwise around their centre, with bilinear interpolation."""
     height, width = images.shape[-2:]
     sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     y = torch.arange(height)[:, None] - (height - 1) / 2
     x = torch.arange(width)[None, :] - (width - 1) / 2
-    # Where each pixel comes from, in halves of the image; rows count downwards.
+    # Source of each pixel, in units of half the image; rows count downwards.
     grid = torch.stack([2 / width * (cos * x - sin * y), 2 / height * (sin * x + cos * y)], -1)
     planes = images.reshape(-1, height, width)
-    turned = torch.empty_like(planes)
+    rotated = torch.empty_like(planes)
     for start in range(0, len(planes), ROTATED_AT_ONCE):
         part = slice(start, start + ROTATED_AT_ONCE)
-        # As channels of one image, all share the weights of the interpolation.
-        found = grid_sample(planes[part][None].float(), grid[None], align_corners=False)
-        turned[part] = found[0].round()
-    return turned.view_as(images)
+        # As channels of one image, all share the interpolation weights.
+        result = grid_sample(planes[part][None].float(), grid[None], align_corners=False)
+        rotated[part] = result[0].round()
+    return rotated.view_as(images)
