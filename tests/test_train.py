@@ -174,6 +174,27 @@ class TestCurves:
         assert found.epochs == 1
         assert found.reason is None
 
+    @pytest.mark.parametrize("ignored", [-100, 1])
+    def test_ignored_labels_are_left_out(self, ignored):
+        """The curves are means over the labels that the loss does not ignore."""
+        loss = nn.CrossEntropyLoss(ignore_index=ignored)
+        batches, model, theirs = Chunks(), network(), network()
+        batches.labels[::3] = ignored
+        losses, right = [], []
+        opt = optimizer("sgd", theirs)
+        for inputs, labels in batches.epoch(0):
+            opt.zero_grad()
+            scores, used = theirs(inputs), labels != ignored
+            losses += cross_entropy(scores[used], labels[used], reduction="none").tolist()
+            right += (scores.argmax(1) == labels)[used].tolist()
+            loss(scores, labels).backward()
+            opt.step()
+        assert 0 < len(right) < 26
+        result = fit(model, batches, optimizer("sgd", model), epochs=1, loss=loss)
+        assert result.curves["loss"] == [pytest.approx(sum(losses) / len(losses), rel=1e-6)]
+        assert result.curves["running_accuracy"] == [sum(right) / len(right)]
+        assert same(state(model), state(theirs))
+
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_measured_clean_and_perturbed_in_evaluation_mode(self, name):
         model = network(dropout=True)
@@ -360,10 +381,10 @@ class TestHowItEnds:
     def test_what_cannot_work_is_refused(self):
         model = network()
         opt = optimizer("sam-sgd", model)
-        with pytest.raises(ValueError, match="penalty SI follows one gradient"):
+        with pytest.raises(ValueError, match="penalty SI needs one gradient"):
             fit(model, Chunks(), opt, epochs=1, penalty=SI(1.0))
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)
-        with pytest.raises(ValueError, match="must not ask for a metric"):
+        with pytest.raises(ValueError, match="must not need a metric"):
             fit(model, Chunks(), opt, epochs=1, schedule=plateau)
         with pytest.raises(ValueError, match="model has no parameters"):
             fit(nn.Tanh(), Chunks(), opt, epochs=1)

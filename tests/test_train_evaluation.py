@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from neuvar.measures.reading import at_least_single
 from neuvar.train import evaluate, fit
-from neuvar.train.evaluation import autocast, device_of, not_half
+from neuvar.train.evaluation import autocast, device_of
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state
 
@@ -55,8 +56,10 @@ class TestClosedForms:
         x = SCORES.double() + 1e-12
         exact = cross_entropy(x, LABELS).item()
         assert evaluate(Given().double(), [(x, LABELS)]).loss == exact
-        assert not_half(x) is x
-        assert not_half(x.bfloat16()).dtype == not_half(x.half()).dtype == torch.float32
+        assert at_least_single(x) is x
+        assert (
+            at_least_single(x.bfloat16()).dtype == at_least_single(x.half()).dtype == torch.float32
+        )
 
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_mixed_precision(self, precision):

@@ -18,8 +18,7 @@ from neuvar.data.batches import digest
 from neuvar.experiments.runner import ChannelsLast
 from neuvar.schedule import BSchedule, Linear
 from neuvar.train import Checkpoint, fit
-from neuvar.train import checkpoint as checkpoint_module
-from neuvar.train.fingerprint import options
+from neuvar.train.fingerprint import options_fingerprint
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state
 
@@ -28,7 +27,7 @@ TRAIN = mnist_excerpt().train
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: None)  # no power fails here
+    monkeypatch.setattr("os.fsync", lambda _: None)  # no power fails here
 
 
 class Others(Chunks):
@@ -124,7 +123,7 @@ class TestAnotherTraining:
         changes, words = CHANGES[change]
         other, file, generator = Trained(**changes), path.read_bytes(), torch.get_rng_state()
         weights, groups = state(other.model), [dict(g) for g in other.optimizer.param_groups]
-        with pytest.raises(ValueError, match="was made by another training") as error:
+        with pytest.raises(ValueError, match="is of another training") as error:
             other.fit(path)
         assert words in str(error.value)
         assert "strict=False" in str(error.value)
@@ -188,9 +187,9 @@ class TestAnotherTraining:
         model = network()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         group, rate = opt.param_groups[0], np.float64(0.1)
-        found = options(opt, loss=cross_entropy, schedule=None, penalty=None)
+        found = options_fingerprint(opt, loss=cross_entropy, schedule=None, penalty=None)
         group["lr"] = rate
-        again = options(opt, loss=cross_entropy, schedule=None, penalty=None)
+        again = options_fingerprint(opt, loss=cross_entropy, schedule=None, penalty=None)
         torch.save(again, path)
         assert torch.load(path, weights_only=True) == found
 

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from neuvar.train import Checkpoint, fit
-from neuvar.train import checkpoint as checkpoint_module
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state
 
@@ -21,7 +20,7 @@ EPOCHS, COUNT = 4, 7
 @pytest.fixture(autouse=True)
 def generators(monkeypatch):
     """Orders are drawn from global generators; other tests shall not notice."""
-    monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: None)  # no power fails here
+    monkeypatch.setattr("os.fsync", lambda _: None)  # no power fails here
     numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         yield

@@ -11,7 +11,7 @@ from neuvar.continual import EWC, MAS, SI
 from neuvar.schedule import BSchedule, Constant, Linear
 from neuvar.train import OPTIMIZERS, Checkpoint, fit
 from neuvar.train import checkpoint as checkpoint_module
-from neuvar.train.state import random_state, set_random_state
+from neuvar.train.checkpoint import random_state, set_random_state
 from tests.toy import same
 from tests.trainings import (
     Chunks,
@@ -28,7 +28,7 @@ EPOCHS = 3
 @pytest.fixture(autouse=True)
 def generator(monkeypatch):
     """Dropout draws from torch's own generator; other tests shall not notice."""
-    monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: None)  # no power fails here
+    monkeypatch.setattr("os.fsync", lambda _: None)  # no power fails here
     with torch.random.fork_rng(devices=[]):
         yield
 
@@ -216,14 +216,14 @@ class TestBSchedule:
             self.trained(checkpoint=path, rule=Linear(99))
         model = network(dropout=True)
         opt = NVRMSGD(model.parameters(), lr=0.05, b=0.2)
-        with pytest.raises(ValueError, match="made with a b_schedule"):
+        with pytest.raises(ValueError, match="training with a b_schedule"):
             fit(
                 model, Chunks(), opt, epochs=EPOCHS, checkpoint=path,
                 schedule=StepLR(opt, 1, gamma=0.7),
             )  # fmt: skip
         other = NVRMSGD(network().parameters(), lr=0.05, b=0.2)
         for wrong in (BSchedule(other, Linear(5)), StepLR(opt, 1), 0.1):
-            with pytest.raises(ValueError, match="a BSchedule of the optimizer that trains"):
+            with pytest.raises(ValueError, match="a BSchedule of the same optimizer"):
                 fit(model, Chunks(), opt, epochs=1, b_schedule=wrong)
 
 
@@ -262,7 +262,7 @@ class TestTheFile:
 
     def test_a_failure_to_move_leaves_no_rest(self, tmp_path, monkeypatch):
         saved = Checkpoint(tmp_path / "c.pt", every=0)
-        monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: 1 / 0)
+        monkeypatch.setattr("os.fsync", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             saved.write({"a": 1})
         assert not list(tmp_path.iterdir())
@@ -281,7 +281,7 @@ class TestTheFile:
                 "truncated": whole[: len(whole) // 2],
             }
             path.write_bytes(broken[kind])
-        with pytest.raises(ValueError, match=r"c\.pt is no checkpoint that can be read") as error:
+        with pytest.raises(ValueError, match=r"c\.pt is not a readable checkpoint") as error:
             trained("sgd", checkpoint=path)
         assert "\n" not in str(error.value)
 
@@ -293,7 +293,7 @@ class TestTheFile:
     )  # fmt: skip
     def test_another_content_is_refused(self, tmp_path, content):
         torch.save(content, tmp_path / "c.pt")
-        with pytest.raises(ValueError, match="no checkpoint of this version"):
+        with pytest.raises(ValueError, match="not a checkpoint of this version"):
             trained("sgd", checkpoint=tmp_path / "c.pt")
 
     def test_it_is_taken_once(self, tmp_path):

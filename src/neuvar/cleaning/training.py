@@ -16,9 +16,10 @@ from neuvar._validate import integer
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import Array
 from neuvar.data import Batches, normalization
+from neuvar.measures.reading import at_least_single
 from neuvar.optim import NVRMSGD
 from neuvar.train import fit
-from neuvar.train.evaluation import autocast, device_of, not_half
+from neuvar.train.evaluation import autocast, device_of
 from neuvar.train.loop import EpochsOfBatches
 from neuvar.train.preparing import check_trainable, clean_copy, make_layers, no_single
 
@@ -119,7 +120,7 @@ def probabilities_of(model: nn.Module, examples: Examples, *, precision: str = "
         for inputs, *_ in feed(examples, AT_ONCE, shuffle=False, device=device).epoch(0):
             with autocast(device, precision):
                 scores = model(inputs)
-            found.append(softmax(not_half(scores).cpu().double(), 1))
+            found.append(softmax(at_least_single(scores).cpu().double(), 1))
     return torch.cat(found).numpy()
 
 

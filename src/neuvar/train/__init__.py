@@ -2,8 +2,7 @@
 
 from neuvar.train.checkpoint import Checkpoint
 from neuvar.train.evaluation import Evaluation, evaluate
-from neuvar.train.fitting import fit
-from neuvar.train.loop import Fit
+from neuvar.train.loop import Fit, fit
 from neuvar.train.optimizers import OPTIMIZERS, make_optimizer
 from neuvar.train.range_test import FoundB, find_b
 

@@ -1,4 +1,4 @@
-"""How well a network does, at weights that nobody disturbs."""
+"""Loss and accuracy of a network at its clean weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from neuvar.measures.reading import counted, examples_in, weighted_mean, weights_of
+from neuvar._validate import one_of
+from neuvar.measures.reading import (
+    at_least_single,
+    counted,
+    examples_in,
+    weighted_mean,
+    weights_of,
+)
 from neuvar.optim.wrapper import Wrapper
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,13 +29,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a network makes of some data.
+    """The result of :func:`evaluate`.
 
     Attributes:
-        loss: mean over the labels that count.
-        accuracy: share of these whose class has the highest score.
-        predictions: the class with the highest score, for each example, on the CPU.
-        examples: how many there were.
+        loss: mean loss, without ignored labels.
+        accuracy: share of correct predictions, without ignored labels.
+        predictions: the predicted class of each example, on the CPU.
+        examples: number of examples.
     """
 
     loss: float
@@ -46,80 +53,65 @@ def evaluate(
     precision: str = "float32",
     **arguments: Any,
 ) -> Evaluation:
-    """Measure loss and accuracy in evaluation mode; modes are left as found.
+    """Measure loss and accuracy in evaluation mode, then restore the modes of all modules.
 
-    Labels that the loss leaves out, such as -100, count neither for the loss nor for the accuracy;
-    see :func:`neuvar.neural_variability`.
+    Labels that the loss ignores, such as -100, are left out of loss and accuracy; see
+    :func:`neuvar.neural_variability`.
 
     Args:
-        model: the network; a batch goes to the device of its first parameter.
+        model: the network; batches are moved to its device.
         batches: pairs of inputs and labels, such as :class:`neuvar.data.Batches`.
-        optimizer: whose noise is taken off meanwhile; None measures the weights as they stand.
+        optimizer: its noise is removed during the evaluation; None uses the weights as they are.
         loss: a mean over the examples of a batch.
         precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
         **arguments: for the model's forward pass, such as the task of a multi-head network.
 
     >>> from neuvar.data import Batches, mnist_excerpt
     >>> from neuvar.models import mlp
-    >>> found = evaluate(mlp(seed=0), Batches(mnist_excerpt().test, 500, shuffle=False))
-    >>> found.examples, 0 < found.accuracy < 1
+    >>> result = evaluate(mlp(seed=0), Batches(mnist_excerpt().test, 500, shuffle=False))
+    >>> result.examples, 0 < result.accuracy < 1
     (1000, True)
     """
     device = device_of(model)
-    autocast(device, precision)  # refuses an unknown one before anything is done
-    losses, weights, predictions, labels_seen, counts = [], [], [], [], []
+    autocast(device, precision)  # refuses an unknown precision before anything else
+    losses, weights, predictions, correct = [], [], [], []
     with torch.no_grad(), clean_weights(optimizer), in_evaluation_mode(model):
         for inputs, labels, *_ in batches:
             if not len(labels):
-                continue  # the mean of nothing is no number
+                continue  # the mean loss of an empty batch is nan
             inputs, labels = inputs.to(device), labels.to(device)  # noqa: PLW2901
             with autocast(device, precision):
                 scores = model(inputs, **arguments)
             examples_in(loss, scores, labels)  # refuses an unknown class
-            losses.append(loss(not_half(scores), labels))
+            losses.append(loss(at_least_single(scores), labels))
             weights.append(weights_of(loss, scores, labels)[0])
             predictions.append(scores.argmax(1).cpu())
-            labels_seen.append(labels.cpu())
-            mask = counted(loss, scores, labels)
-            counts.append(
-                (torch.ones_like(labels, dtype=torch.bool) if mask is None else mask).cpu()
-            )
+            mask, hits = counted(loss, scores, labels), predictions[-1] == labels.cpu()
+            correct.append(hits if mask is None else hits[mask.cpu()])
     if not predictions:
         raise ValueError("batches is empty; an evaluation needs at least one example")
-    if not any(bool(mask.any()) for mask in counts):
-        raise ValueError("batches has no label that counts: the loss leaves all of them out")
-    found, labels = torch.cat(predictions), torch.cat(labels_seen)
-    accuracy = (found == labels)[torch.cat(counts)].double().mean().item()
+    every, hits = torch.cat(predictions), torch.cat(correct)
+    if not hits.numel():
+        raise ValueError("the loss ignores all labels in batches")
     mean = weighted_mean(losses, torch.stack(weights).cpu())
-    return Evaluation(mean, accuracy, found, len(labels))
+    return Evaluation(mean, hits.double().mean().item(), every, len(every))
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network is."""
+    """The device of a network's first parameter."""
     for p in model.parameters():
         return p.device
     raise ValueError("model has no parameters")
 
 
-def not_half(scores: Tensor) -> Tensor:
-    """Scores in which a loss does not lose digits: half precision becomes single."""
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-
-
 def clean_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]:
-    """Take an optimizer's noise off for a while, if it is one that has any."""
+    """Remove an optimizer's weight noise inside the block, if it has any."""
     return optimizer.denoised() if isinstance(optimizer, Wrapper) else nullcontext()
 
 
-def perturbed_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]:
-    """Let forward passes see an optimizer's noise in any mode, if it is one that has any."""
-    return optimizer.perturbed() if isinstance(optimizer, Wrapper) else nullcontext()
-
-
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Automatic mixed precision, or none."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    """Automatic mixed precision, or a no-op for float32."""
+    one_of("precision", precision, PRECISIONS)
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, PRECISIONS[precision])
@@ -127,7 +119,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every module gets back the mode that it had."""
+    """Evaluation mode inside the block; afterwards each module has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

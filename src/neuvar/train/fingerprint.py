@@ -1,9 +1,10 @@
-"""What tells one training from another: its options, its data, and the weights it began with."""
+"""What identifies a training: its options, its data and its initial weights."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import filterfalse
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,131 +26,135 @@ from neuvar.optim.noisy_parameters import clean_copy
 from neuvar.train.passes import Passes
 
 Fingerprint = dict[str, Any]
-"""Names of options with plain values; a value that begins with # is a hash of contents."""
+"""Names with plain values; a value that begins with # is a hash."""
 
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-"""Options of an optimizer that say how it computes, not what."""
+"""Options of an optimizer that do not change its results."""
 
 CHANGING = ("last_epoch", "base_lrs", "T_cur", "T_i", "verbose", "training", "tasks")
-"""What schedules, losses and penalties count as they go on, or take from elsewhere."""
+"""Attributes of schedules, losses and penalties that change during training."""
 
 _TRAINED: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
-"""Hashes of the weights that a model's training began and ended with, in this process."""
+"""Hashes of a model's weights before and after its training in this process."""
 
 
-def options(
+def options_fingerprint(
     optimizer: Optimizer, *, loss: Any, schedule: Any, penalty: Any, **others: Any
 ) -> Fingerprint:
     """The options of a training, as they are when it begins."""
     groups = optimizer.param_groups
-    found: Fingerprint = {}
+    options: Fingerprint = {}
     for number, group in enumerate(groups):
         where = f" of parameter group {number}" if len(groups) > 1 else ""
-        found |= {name + where: value for name, value in _of_group(group).items()}
+        options |= {name + where: value for name, value in _group_options(group).items()}
     for name, thing in (("loss", loss), ("schedule", schedule), ("penalty", penalty)):
-        for key, value in _described(thing).items():
-            found[f"{key} of the {name}" if key else name] = value
-    return found | others
+        for key, value in _describe(thing).items():
+            options[f"{key} of the {name}" if key else name] = value
+    return options | others
 
 
-def _of_group(group: dict[str, Any]) -> Fingerprint:
-    """Options of a parameter group; schedules and b="auto" change some of them later."""
+def _group_options(group: dict[str, Any]) -> Fingerprint:
+    """Options of a parameter group; for lr and b the initial ones."""
     hidden = ("params", "lr", "b", "drawn", "auto", "initial_lr", "initial_b", *IMPLEMENTATION)
-    found = {key: value for key, value in group.items() if key not in hidden}
-    found |= {"number of parameters": len(group["params"])}
+    options = {key: value for key, value in group.items() if key not in hidden}
+    options |= {"number of parameters": len(group["params"])}
     for key in ("lr", "b"):
         if key in group:
-            found[key] = group.get(f"initial_{key}", group[key])
+            options[key] = group.get(f"initial_{key}", group[key])
     if "auto" in group:
-        found["b"] = "auto"
+        options["b"] = "auto"
     if "drawn" in group:
         draw = Draw(*group["drawn"])
-        found |= {"seed of the noise": draw.seed, "sampler": draw.sampler}
-    return {key: _plain(value) for key, value in found.items() if _is_plain(value)}
+        options |= {"seed of the noise": draw.seed, "sampler": draw.sampler}
+    return _plain_values(options)
 
 
-def _described(thing: Any) -> Fingerprint:
-    """The name of a function or of a kind of object, under "", and the plain options it has."""
+def _describe(thing: Any) -> Fingerprint:
+    """The name of a function or class, under "", and its plain options."""
     if thing is None:
         return {"": None}
     if isinstance(thing, functools.partial):
         tensors = {key: v for key, v in thing.keywords.items() if isinstance(v, Tensor)}
         hashes = {key: digest([v]) for key, v in tensors.items()}
-        return _described(thing.func) | _plain_options(thing.keywords) | hashes
-    found = {"": getattr(thing, "__name__", type(thing).__name__)}
-    found |= _plain_options(getattr(thing, "__dict__", {}))
+        return _describe(thing.func) | _plain_attributes(thing.keywords) | hashes
+    options = {"": getattr(thing, "__name__", type(thing).__name__)}
+    options |= _plain_attributes(getattr(thing, "__dict__", {}))
     if isinstance(thing, nn.Module):
-        found["buffers"] = digest(thing.buffers())
+        options["buffers"] = digest(thing.buffers())
     if isinstance(thing, (SequentialLR, ChainedScheduler)):
-        found["milestones"] = list(getattr(thing, "_milestones", []))
+        options["milestones"] = list(getattr(thing, "_milestones", []))
         for number, part in enumerate(thing._schedulers):
-            found |= {f"{key or 'kind'} of part {number}": v for key, v in _described(part).items()}
-    return found
+            described = _describe(part).items()
+            options |= {f"{key or 'kind'} of part {number}": value for key, value in described}
+    return options
 
 
-def _plain_options(options: Mapping[str, Any]) -> Fingerprint:
-    """Options of an object; a tensor is what it counts, such as the latest value of a penalty."""
-    shown = {key: v for key, v in options.items() if key[:1] != "_" and key not in CHANGING}
-    return {
-        key: _plain(value)
-        for key, value in shown.items()
-        if _is_plain(value) and not isinstance(value, Tensor)
-    }
+def _plain_attributes(attributes: Mapping[str, Any]) -> Fingerprint:
+    """Plain attributes of an object. Tensors, such as a penalty's latest value, may change."""
+    return _plain_values(
+        {
+            key: value
+            for key, value in attributes.items()
+            if key[:1] != "_" and key not in CHANGING and not isinstance(value, Tensor)
+        }
+    )
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
+def _plain_values(options: Mapping[str, Any]) -> Fingerprint:
+    """The options that are plain values."""
+    plain = {}
+    for key, value in options.items():
+        with suppress(TypeError):
+            plain[key] = _plain(value)
+    return plain
 
 
 def _plain(value: Any) -> Any:
-    """A value as a checkpoint gives it back."""
-    if isinstance(value, Tensor):
+    """A value that a checkpoint can save and load; raises a TypeError if there is none."""
+    if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    return float(value) if isinstance(value, float) else value  # NumPy's cannot be saved
+    if isinstance(value, float):
+        return float(value)  # NumPy's float64 is a float, but cannot be saved
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    raise TypeError
 
 
-def of_data(batches: Any, device: torch.device) -> Fingerprint:
-    """What tells batches from others; nothing is drawn from any generator."""
+def data_fingerprint(batches: Any, device: torch.device) -> Fingerprint:
+    """What identifies the batches; the states of all generators are kept."""
     if isinstance(batches, Passes):
-        return _of_passes(batches.batches)
+        return _loader_fingerprint(batches.batches)
     if callable(own := getattr(batches, "fingerprint", None)):
         return dict(own())
-    # Batch k of epoch e is always the same, so one batch stands for the order and the data.
+    # Batch k of epoch e is always the same, so one batch identifies order and data.
     with Generators(device, batches).rewound():
         batch = next(iter(batches.epoch(0)))
     return {"first batch": digest(part for part in batch if isinstance(part, Tensor))}
 
 
-def _of_passes(batches: Any) -> Fingerprint:
-    found: Fingerprint = {"kind of batches": type(batches).__name__}
+def _loader_fingerprint(batches: Any) -> Fingerprint:
+    kind: Fingerprint = {"kind of batches": type(batches).__name__}
     if isinstance(batches, (tuple, list)):
         parts = [part for batch in batches for part in batch if isinstance(part, Tensor)]
-        return found | {"data": digest(parts)}
+        return kind | {"data": digest(parts)}
     if not isinstance(batches, DataLoader):
-        return found
+        return kind
     sampler: Any = batches if batches.batch_sampler is None else batches.batch_sampler
-    seeds = [generator.initial_seed() for generator in loader_generators(batches)]
-    return found | {
+    return kind | {
         "batch_size": getattr(sampler, "batch_size", None),
         "drop_last": getattr(sampler, "drop_last", None),
         "sampler of the batches": type(batches.sampler).__name__,
-        "seeds of the batches": seeds,
+        "seeds of the batches": [g.initial_seed() for g in loader_generators(batches)],
         "data": digest(_contents(batches.dataset)),
     }
 
 
 def _contents(dataset: Any) -> Iterator[Tensor | NDArray[Any]]:
-    """Tensors, arrays and lists of whole numbers that a dataset keeps, such as its labels."""
+    """Tensors, arrays and lists of integers that are attributes of a dataset."""
     if isinstance(dataset, Subset):
         yield np.asarray(dataset.indices)
         yield from _contents(dataset.dataset)
@@ -163,29 +168,26 @@ def _contents(dataset: Any) -> Iterator[Tensor | NDArray[Any]]:
                 continue
             several = isinstance(value, (tuple, list))
             for part in value[:: max(1, len(value) // HASHED_ROWS)] if several else [value]:
-                if isinstance(part, Tensor) or _is_numeric(part):
+                numeric = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+                if isinstance(part, Tensor) or numeric:
                     yield part
 
 
-def _is_numeric(part: Any) -> bool:
-    return isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+def initial_weights(model: nn.Module) -> str:
+    """Hash of the weights with which the training of a model began.
 
-
-def start_of(model: nn.Module) -> str:
-    """Hash of the weights that a model's training began with.
-
-    Usually those that it has. But where :func:`fit` has trained it in this process, and its weights
-    are those which that left, the training goes on from there: after Ctrl-C in a notebook, or with
-    the next of several tasks.
+    These are the present weights, unless :func:`fit` trained the model in this process and nothing
+    changed it since: then the earlier training continues, for example after Ctrl-C in a notebook,
+    or with the next of several tasks.
     """
     now = _weights(model)
-    began, ended = _TRAINED.get(bare(model), (now, now))
-    return began if ended == now else now
+    before, after = _TRAINED.get(bare(model), (now, now))
+    return before if after == now else now
 
 
-def note_end(model: nn.Module, began: str) -> None:
-    """Note that a training which began with these weights has left the model as it is."""
-    _TRAINED[bare(model)] = began, _weights(model)
+def record_trained(model: nn.Module, before: str) -> None:
+    """Record that training from these initial weights led to the present ones."""
+    _TRAINED[bare(model)] = before, _weights(model)
 
 
 def _weights(model: nn.Module) -> str:
@@ -193,8 +195,8 @@ def _weights(model: nn.Module) -> str:
     return digest(local(clean_copy(p)) for p in made)
 
 
-def refuse_difference(saved: Fingerprint, own: Fingerprint) -> None:
-    """Refuse the checkpoint of another training, and say what is not the same."""
+def check_same(saved: Fingerprint, own: Fingerprint) -> None:
+    """Refuse the checkpoint of another training, and name the differences."""
     wrong = []
     for name in own | saved:
         known, present = saved.get(name), own.get(name)
@@ -203,6 +205,6 @@ def refuse_difference(saved: Fingerprint, own: Fingerprint) -> None:
             wrong.append(f"other {name}" if hashed else f"{name} {known!r}, not {present!r}")
     if wrong:
         raise ValueError(
-            f"the checkpoint was made by another training: {'; '.join(wrong)}. Remove the file or "
-            "give another path; Checkpoint(path, strict=False) resumes from it all the same"
+            f"the checkpoint is of another training: {'; '.join(wrong)}. Remove the file or use "
+            "another path; Checkpoint(path, strict=False) resumes from it anyway"
         )

@@ -1,50 +1,58 @@
-"""The steps of a training, and what they carry along."""
+"""The training loop."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from neuvar.baselines import SAM
+from neuvar._validate import integer
 from neuvar.continual import SI, Penalty
-from neuvar.optim import NVRM
+from neuvar.measures.reading import at_least_single, counted
+from neuvar.noise import scale
+from neuvar.optim import NVRM, SAM
 from neuvar.optim.layout import bare
 from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule
-from neuvar.train.checkpoint import Checkpoint
-from neuvar.train.evaluation import (
-    Loss,
-    autocast,
-    clean_weights,
-    device_of,
-    in_evaluation_mode,
-    not_half,
-    perturbed_weights,
+from neuvar.train.checkpoint import (
+    Checkpoint,
+    check_state,
+    optimizer_name,
+    random_state,
+    set_random_state,
 )
-from neuvar.train.fingerprint import Fingerprint, refuse_difference
+from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of, in_evaluation_mode
+from neuvar.train.fingerprint import (
+    Fingerprint,
+    check_same,
+    data_fingerprint,
+    initial_weights,
+    options_fingerprint,
+    record_trained,
+)
 from neuvar.train.passes import Passes, length
-from neuvar.train.state import kind_of, random_state, refuse_another, set_random_state
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Observe = Callable[[tuple[Tensor, ...], Tensor], None]
-LOOK_EVERY = 20
-"""Steps between two looks at whether the loss is still finite: each waits for the device."""
+CHECK_EVERY = 20
+"""Batches between two checks that the loss is finite: each check waits for the device."""
 
 
 class EpochsOfBatches(Protocol):
-    """Batches that depend on the epoch's number alone, such as :class:`neuvar.data.Batches`.
+    """Batches that depend on the epoch's number only, such as :class:`neuvar.data.Batches`.
 
-    With a method ``fingerprint()`` that returns a dict of plain values, a checkpoint tells them
-    from others by it; without, by their first batch.
+    A checkpoint identifies them by ``fingerprint()``, a method that returns a dict of plain values,
+    or else by their first batch.
     """
 
     def __len__(self) -> int: ...
@@ -54,15 +62,15 @@ class EpochsOfBatches(Protocol):
 
 @dataclass(frozen=True)
 class Fit:
-    """How a training went.
+    """The result of :func:`fit`.
 
     Attributes:
-        status: "finished", or "diverged" if the loss, or in the end a weight, was no finite number.
+        status: "finished", or "diverged" if the loss or a weight became infinite or nan.
         reason: when and how it diverged.
-        epochs: how many epochs were completed.
-        curves: each metric after each epoch: the mean training loss, as "loss", the accuracy on
-            the batches as they were trained on, as "running_accuracy", if labels are classes, and
-            what ``measure`` gave.
+        epochs: number of completed epochs.
+        curves: each metric after each epoch: "loss", the mean training loss; "running_accuracy",
+            the accuracy on the batches during training, if labels are classes; and the metrics of
+            ``measure`` and ``measure_perturbed``. Labels that the loss ignores are left out.
     """
 
     status: str
@@ -72,17 +80,113 @@ class Fit:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the training did not diverge."""
         return self.status == "finished"
 
 
+def fit(
+    model: nn.Module,
+    batches: EpochsOfBatches | Iterable[Any],
+    optimizer: Optimizer,
+    *,
+    epochs: int,
+    loss: Loss = cross_entropy,
+    schedule: LRScheduler | None = None,
+    b_schedule: BSchedule | None = None,
+    penalty: Penalty | None = None,
+    clip: float = 0.0,
+    accumulate: int = 1,
+    precision: str = "float32",
+    measure: Measure | None = None,
+    measure_perturbed: Measure | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    observe: Observe | None = None,
+    progress: Callable[[float], None] | None = None,
+    writer: Any = None,
+) -> Fit:
+    """Train a network, and measure it at clean weights after each epoch.
+
+    Works with any optimizer; :class:`neuvar.optim.SAM` takes two gradients per step. When training
+    ends, also by an exception, the model has clean weights.
+
+    With a checkpoint, an interrupted training resumes and ends with exactly the weights and metrics
+    of an uninterrupted one. This sets torch's random state, which dropout uses. The checkpoint of
+    another training is refused; see :class:`Checkpoint`. With a :class:`neuvar.data.Batches` it
+    saves at any step. With a ``DataLoader`` or another iterable it saves only between two epochs;
+    resuming is exact if order and augmentation use global generators or the loader's own, and also
+    sets the random states of NumPy and Python.
+
+    Args:
+        model: the network, on the device to train on.
+        batches: a :class:`neuvar.data.Batches`, a ``DataLoader``, a list of batches, or another
+            iterable that can be iterated once per epoch. A batch is a tuple or a list that begins
+            with inputs and labels. An object with a method ``epoch(number, start=0)`` must always
+            return the same batches for the same numbers.
+        optimizer: trains the model's parameters.
+        epochs: total number of epochs.
+        loss: a mean over the examples of a batch.
+        schedule: steps after each epoch; must not need a metric.
+        b_schedule: schedule of the optimizer's b; steps after each optimizer step.
+        penalty: is added to the loss; see :class:`neuvar.continual.Penalty`.
+        clip: maximum norm of the gradient; 0 for no clipping.
+        accumulate: number of batches whose mean gradient makes one step; the last step of an epoch
+            may have fewer.
+        precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
+        measure: called as ``measure(model)`` after each epoch, at clean weights in evaluation mode.
+        measure_perturbed: the same at perturbed weights, if the optimizer adds noise.
+        checkpoint: where to save; resumes if the file exists.
+        observe: called as ``observe(batch, scores)`` for every training batch, with the scores of
+            the perturbed network.
+        progress: called with the share of all steps that are done.
+        writer: has TensorBoard's ``add_scalar(tag, value, step)``.
+
+    >>> from neuvar.data import Batches, mnist_excerpt
+    >>> from neuvar.models import mlp
+    >>> from neuvar.train import make_optimizer
+    >>> model = mlp((784, 32, 10), seed=0)
+    >>> optimizer = make_optimizer("nvrm-adam", model.parameters(), lr=1e-3, b=0.03)
+    >>> result = fit(model, Batches(mnist_excerpt().train, 128, seed=0), optimizer, epochs=2)
+    >>> result.status, result.curves["loss"][1] < result.curves["loss"][0]
+    ('finished', True)
+    """
+    by_number = callable(getattr(batches, "epoch", None))
+    loop = Loop(
+        model=model,
+        batches=batches if by_number else Passes(batches),  # type: ignore[arg-type]
+        optimizer=optimizer,
+        epochs=integer("epochs", epochs, low=0),
+        loss=loss,
+        schedule=schedule,
+        b_schedule=b_schedule,
+        penalty=penalty,
+        clip=scale("clip", clip),
+        accumulate=integer("accumulate", accumulate, low=1),
+        precision=precision,
+        measure=measure,
+        measure_perturbed=measure_perturbed,
+        observe=observe,
+        progress=progress,
+        writer=writer,
+    )
+    if checkpoint is None:
+        return loop.run()
+    loop.checkpoint = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
+    start = initial_weights(model)
+    loop.resume(start)
+    try:
+        return loop.run()
+    finally:
+        with suppress(RuntimeError):  # do not hide the first exception
+            record_trained(model, start)
+
+
 class _DivergedError(Exception):
-    """The loss is no finite number any more."""
+    """The loss is not finite."""
 
 
 @dataclass
 class Loop:
-    """What one training carries from step to step."""
+    """The state of a training; for the options see :func:`fit`."""
 
     model: nn.Module
     batches: EpochsOfBatches | Passes
@@ -90,6 +194,7 @@ class Loop:
     epochs: int
     loss: Loss
     schedule: LRScheduler | None
+    b_schedule: BSchedule | None
     penalty: Penalty | None
     clip: float
     accumulate: int
@@ -99,7 +204,7 @@ class Loop:
     observe: Observe | None
     progress: Callable[[float], None] | None
     writer: Any
-    b_schedule: BSchedule | None = None
+    checkpoint: Checkpoint | None = None
     epoch: int = 0
     batch: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -107,74 +212,78 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
-        autocast(self.device, self.precision)  # refuses an unknown one before anything moves
+        autocast(self.device, self.precision)  # refuses an unknown precision
         self.count = length(self.batches)
         if self.count == 0:
             raise ValueError("batches is empty; a training needs at least one")
         if isinstance(self.schedule, ReduceLROnPlateau):
-            raise ValueError("schedule must not ask for a metric, got ReduceLROnPlateau")
-        given = self.b_schedule
-        fits = isinstance(given, BSchedule) and given.optimizer is self.optimizer
-        if given is not None and not fits:
-            raise ValueError("b_schedule must be a BSchedule of the optimizer that trains")
+            raise ValueError("schedule must not need a metric, got ReduceLROnPlateau")
+        if self.b_schedule is not None and not (
+            isinstance(self.b_schedule, BSchedule) and self.b_schedule.optimizer is self.optimizer
+        ):
+            raise ValueError("b_schedule must be a BSchedule of the same optimizer")
         if isinstance(self.penalty, SI) and isinstance(self.optimizer, SAM):
-            raise ValueError("penalty SI follows one gradient a step, but SAM takes two")
+            raise ValueError("penalty SI needs one gradient per step, but SAM takes two")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._forget_sums()
+        self._reset_sums()
 
-    def _forget_sums(self) -> None:
+    def _reset_sums(self) -> None:
+        """Sums of losses, correct predictions and labels over an epoch."""
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
 
-    def run(self, checkpoint: Checkpoint | None) -> Fit:
+    def run(self) -> Fit:
         try:
-            reason = self._run_epochs(checkpoint)
+            reason = self._run_epochs()
         except BaseException:
-            with suppress(RuntimeError):  # what stopped us matters more
-                self._take_noise_off()
+            with suppress(RuntimeError):  # do not hide the first exception
+                self._remove_noise()
             raise
-        self._take_noise_off()
-        # The last step may have gone too far, and no loss was taken since.
+        self._remove_noise()
+        # No loss was computed after the last step.
         if reason is None and not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            reason = f"the weights were not finite any more after epoch {self.epoch}"
+            reason = f"the weights were not finite after epoch {self.epoch}"
         return Fit("diverged" if reason else "finished", reason, self.epoch, self.curves)
 
-    def _take_noise_off(self) -> None:
+    def _remove_noise(self) -> None:
         if isinstance(self.optimizer, Wrapper):
             self.optimizer.eval()
         elif isinstance(self.optimizer, SAM):
             self.optimizer.descend()
 
-    def _run_epochs(self, checkpoint: Checkpoint | None) -> str | None:
-        """Train to the end, or until the loss diverges; returns the reason for that."""
+    def _run_epochs(self) -> str | None:
+        """Train until the last epoch, or until the loss diverges; returns the reason for that."""
         if isinstance(self.optimizer, Wrapper):
             self.optimizer.train()
         try:
             while self.epoch < self.epochs:
-                self._train_epoch(checkpoint)
-                self._look()
+                self._train_epoch()
+                self._record_metrics()
                 self.epoch, self.batch = self.epoch + 1, 0
-                self._forget_sums()
-                if checkpoint is not None and checkpoint.due():
-                    checkpoint.write(self.state_dict())
+                self._reset_sums()
+                self._save_if_due()
         except _DivergedError as error:
             return str(error)
         return None
 
-    def _train_epoch(self, checkpoint: Checkpoint | None) -> None:
+    def _save_if_due(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.due():
+            self.checkpoint.write(self.state_dict())
+
+    def _train_epoch(self) -> None:
         self.model.train()
         stream = self.batches.epoch(self.epoch, start=self.batch)
         count = self.count
-        # Only batches that can be asked for by number let a training resume inside an epoch.
-        inside = None if count is None or isinstance(self.batches, Passes) else checkpoint
+        # Only numbered batches let a training resume inside an epoch.
+        numbered = count is not None and not isinstance(self.batches, Passes)
         while group := list(islice(stream, self.accumulate)):
             self._step(group)
             before, self.batch = self.batch, self.batch + len(group)
-            if self.batch // LOOK_EVERY > before // LOOK_EVERY and self.batch != count:
+            if self.batch // CHECK_EVERY > before // CHECK_EVERY and self.batch != count:
                 self._check_loss()
                 if self.progress is not None and count is not None:
                     self.progress((self.epoch + min(self.batch / count, 1.0)) / self.epochs)
-            if inside is not None and self.batch != count and inside.due():
-                inside.write(self.state_dict())
+            if numbered and self.batch != count:
+                self._save_if_due()
         if not self.batch:
             raise ValueError(f"batches is empty in epoch {self.epoch + 1}")
         self._check_loss()
@@ -186,8 +295,7 @@ class Loop:
     def _check_loss(self) -> None:
         if not math.isfinite(float(self.sums[0])):
             raise _DivergedError(
-                f"the training loss was not finite any more in epoch {self.epoch + 1}, by "
-                f"batch {self.batch}"
+                f"the training loss was not finite in epoch {self.epoch + 1}, by batch {self.batch}"
             )
 
     def _step(self, group: list[tuple[Tensor, ...]]) -> None:
@@ -196,7 +304,7 @@ class Loop:
         if isinstance(optimizer, SAM):
             optimizer.climb()
             self._backward(group, count=False)
-            optimizer.descend()  # a gradient scaler may leave the step out
+            optimizer.descend()  # a gradient scaler may skip the step
         if self.clip or self.penalty is not None:
             self.scaler.unscale_(optimizer)
         if self.clip:
@@ -218,9 +326,9 @@ class Loop:
             inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
             with autocast(self.device, self.precision):
                 scores = self.model(inputs)
-            value = self.loss(not_half(scores), labels)
+            value = self.loss(at_least_single(scores), labels)
             if count:
-                self._count(value, scores, labels)
+                self._add_to_sums(value.detach(), scores.detach(), labels)
                 if self.observe is not None:
                     self.observe(batch, scores.detach())
             value = value / len(group) if len(group) > 1 else value
@@ -230,41 +338,73 @@ class Loop:
                 self.optimizer.report_loss(value)
             self.scaler.scale(value).backward()
 
-    def _count(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
-        classes = scores.ndim == 2 and labels.shape == scores.shape[:1]
-        right = (scores.detach().argmax(1) == labels).sum() if classes else math.nan
-        self.sums[0] += value.detach().double() * len(labels)
-        self.sums[1] += right
-        self.sums[2] += len(labels)
+    def _add_to_sums(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
+        used = counted(self.loss, scores, labels)
+        number = len(labels) if used is None else used.sum()
+        self.sums[0] += value.double() * number
+        if scores.ndim == 2 and labels.shape == scores.shape[:1]:
+            correct = scores.argmax(1) == labels
+            self.sums[1] += (correct if used is None else correct & used).sum()
+        else:
+            self.sums[1] += math.nan
+        self.sums[2] += number
 
-    def _look(self) -> None:
-        """Note the metrics of an epoch."""
+    def _record_metrics(self) -> None:
         loss, accuracy = (self.sums[:2] / self.sums[2]).tolist()
-        found = {"loss": loss} | ({} if math.isnan(accuracy) else {"running_accuracy": accuracy})
+        metrics = {"loss": loss} | ({} if math.isnan(accuracy) else {"running_accuracy": accuracy})
+        optimizer = self.optimizer
         with in_evaluation_mode(self.model):
-            # The evaluation mode of a model is one thing, the noise in its weights another.
-            optimizer = self.optimizer
+            if self.measure is not None:
+                with clean_weights(optimizer):
+                    metrics |= self.measure(self.model)
             noisy = isinstance(optimizer, Wrapper) and optimizer.has_noise
-            for measure, weights, wanted in (
-                (self.measure, clean_weights(optimizer), True),
-                (self.measure_perturbed, perturbed_weights(optimizer), noisy),
-            ):
-                if measure is not None and wanted:
-                    with weights:
-                        found |= measure(self.model)
-        for name, value in found.items():
+            if self.measure_perturbed is not None and noisy:
+                with optimizer.perturbed():  # type: ignore[attr-defined]
+                    metrics |= self.measure_perturbed(self.model)
+        for name, value in metrics.items():
             self.curves.setdefault(name, []).append(float(value))
             if self.writer is not None:
                 self.writer.add_scalar(name, float(value), self.epoch + 1)
 
+    def resume(self, start: str) -> None:
+        """Load the checkpoint if it has something for this training, which began at ``start``."""
+        assert self.checkpoint is not None
+        self.fingerprint = options_fingerprint(
+            self.optimizer,
+            loss=self.loss,
+            schedule=self.schedule,
+            penalty=self.penalty,
+            clip=self.clip,
+            precision=self.precision,
+        )
+        self.fingerprint |= data_fingerprint(self.batches, self.device) | {"initial weights": start}
+        if isinstance(self.batches, Passes):
+            self.batches.refuse_checkpoint()
+        if (saved := self.checkpoint.take()) is not None:
+            try:
+                self._load_state_dict(saved, strict=self.checkpoint.strict)
+            except BaseException:
+                self.checkpoint.give_back(saved)
+                raise
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state dict."""
+        return {
+            "b_schedule": self.b_schedule,
+            "penalty": self.penalty,
+            "schedule": self.schedule,
+            "model": bare(self.model),
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "passes": self.batches if isinstance(self.batches, Passes) else None,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
-        parts: dict[str, Any] = {"model": bare(self.model), "optimizer": self.optimizer}
-        parts |= {"schedule": self.schedule, "penalty": self.penalty, "scaler": self.scaler}
-        parts |= {"b_schedule": self.b_schedule}
+        parts = self._parts()
         states = {n: None if part is None else part.state_dict() for n, part in parts.items()}
         return states | {
-            "kind": kind_of(self.optimizer),
+            "kind": optimizer_name(self.optimizer),
             "batches": self.count,
             "accumulate": self.accumulate,
             "epoch": self.epoch,
@@ -272,27 +412,17 @@ class Loop:
             "curves": self.curves,
             "sums": self.sums,
             "random": random_state(self.device),
-            "passes": self.batches.state_dict() if isinstance(self.batches, Passes) else None,
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Go on from a saved state, if it is one of such a training."""
-        refuse_another(self, state)
-        if (self.b_schedule is None) != (state.get("b_schedule") is None):
-            has = "with" if self.b_schedule is None else "without"
-            raise ValueError(f"the checkpoint was made {has} a b_schedule")
+    def _load_state_dict(self, state: dict[str, Any], *, strict: bool) -> None:
+        check_state(self, state)
         if strict:
-            refuse_difference(state["fingerprint"], self.fingerprint)
-        for name in ("b_schedule", "penalty", "schedule"):
-            if (part := getattr(self, name)) is not None:
+            check_same(state["fingerprint"], self.fingerprint)
+        for name, part in self._parts().items():
+            if part is not None:
                 part.load_state_dict(state[name])
-        bare(self.model).load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self.curves = {name: list(values) for name, values in state["curves"].items()}
         self.sums = state["sums"].to(self.device)
         set_random_state(self.device, state["random"])
-        if isinstance(self.batches, Passes):
-            self.batches.load_state_dict(state["passes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,23 +10,63 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from neuvar.baselines import PSGD, SAM, SGLD
+from neuvar._validate import one_of
 from neuvar.noise import scale
-from neuvar.optim import NVRM
+from neuvar.optim import NVRM, PSGD, SAM, SGLD
 
-INNER: dict[str, Callable[..., Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+Builder = Callable[..., Optimizer]
+
+
+def _plain(inner: Builder) -> Builder:
+    def build(params: Any, *, model: Any, seed: int, **options: Any) -> Optimizer:
+        return inner(params, **options)
+
+    return build
+
+
+def _nvrm(inner: Builder) -> Builder:
+    def build(
+        params: Any, *, model: Any, seed: int, b: Any = 0.0, noise: str = "gaussian", **options: Any
+    ) -> Optimizer:
+        return NVRM(inner(params, **options), model=model, b=b, noise=noise, seed=seed)
+
+    return build
+
+
+def _sam(inner: Builder) -> Builder:
+    def build(params: Any, *, model: Any, seed: int, rho: float = 0.0, **options: Any) -> Optimizer:
+        return SAM(inner(params, **options), rho=rho)
+
+    return build
+
+
+def _psgd(params: Any, *, model: Any, seed: int, b: Any = 0.0, **options: Any) -> Optimizer:
+    return PSGD(params, b=scale("b", b), seed=seed, **options)
+
+
+def _sgld(params: Any, *, model: Any, seed: int, b: Any = 0.0, **options: Any) -> Optimizer:
+    return SGLD(params, temperature=scale("b", b) ** 2 / 2, seed=seed, **options)
+
+
+OPTIMIZERS: dict[str, Builder] = {
+    "sgd": _plain(torch.optim.SGD),
+    "adam": _plain(torch.optim.Adam),
+    "adamw": _plain(torch.optim.AdamW),
+    "nvrm-sgd": _nvrm(torch.optim.SGD),
+    "nvrm-adam": _nvrm(torch.optim.Adam),
+    "nvrm-adamw": _nvrm(torch.optim.AdamW),
+    "sam-sgd": _sam(torch.optim.SGD),
+    "sam-adam": _sam(torch.optim.Adam),
+    "sam-adamw": _sam(torch.optim.AdamW),
+    "psgd": _psgd,
+    "sgld": _sgld,
 }
-OPTIMIZERS = (
-    *INNER,
-    *(f"nvrm-{name}" for name in INNER),
-    *(f"sam-{name}" for name in INNER),
-    "psgd",
-    "sgld",
-)
-"""Names that :func:`make_optimizer` knows."""
+"""Builders by name, called as ``builder(params, model=..., seed=..., lr=..., weight_decay=...)``;
+you may add your own.
+
+``model`` is None if only parameters were given. ``momentum``, ``b``, ``noise`` and ``rho`` are
+passed only if the caller of :func:`make_optimizer` gives them.
+"""
 
 
 def make_optimizer(
@@ -40,51 +81,44 @@ def make_optimizer(
     rho: float = 0.0,
     seed: int = 0,
 ) -> Optimizer:
-    r"""Make an optimizer that is known by its name.
+    r"""Make an optimizer by its name. An option that it does not have is an error.
 
     Args:
-        name: "sgd", "adam" or "adamw"; one of these after "nvrm-" or "sam-"; "psgd" or "sgld".
-        params: what it trains: a model, which then holds clean weights at any time, or parameters.
+        name: one of :data:`OPTIMIZERS`.
+        params: a model, which then has clean weights except in training passes, or parameters.
         lr: learning rate.
-        momentum: of SGD, plain or inside another, and of PSGD and SGLD.
-        weight_decay: in the gradient, for AdamW apart from it.
+        momentum: of SGD, also inside NVRM or SAM, and of PSGD and SGLD.
+        weight_decay: added to the gradient; decoupled for AdamW.
         b: scale of the noise of NVRM, or "auto", and of PSGD; for SGLD the square root of twice the
             temperature.
-        noise: its family, for NVRM and PSGD.
+        noise: noise distribution, for NVRM and PSGD.
         rho: radius of SAM.
-        seed: of the noise.
+        seed: seed of the noise.
 
     >>> model = nn.Linear(4, 2)
     >>> type(make_optimizer("nvrm-adam", model, lr=1e-3, b=0.03)).__name__
     'NVRM'
+
+    Add an optimizer of your own:
+
+    >>> def rmsprop(params, *, model, seed, **options):
+    ...     return torch.optim.RMSprop(params, **options)
+    >>> OPTIMIZERS["rmsprop"] = rmsprop
+    >>> type(make_optimizer("rmsprop", model, lr=1e-3)).__name__
+    'RMSprop'
+    >>> del OPTIMIZERS["rmsprop"]
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
-    kind, _, inner = name.rpartition("-")
-    _refuse_unused(name, momentum=momentum, b=b, rho=rho, noise=noise)
+    builder = OPTIMIZERS[one_of("optimizer", name, OPTIMIZERS)]
+    options: dict[str, Any] = {"momentum": momentum, "b": b, "rho": rho}
+    options = {option: value for option, value in options.items() if value}
+    if noise != "gaussian":
+        options["noise"] = noise
     model = params if isinstance(params, nn.Module) else None
     params = params.parameters() if isinstance(params, nn.Module) else params
-    settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-    if inner in ("sgd", "psgd", "sgld"):
-        settings["momentum"] = momentum
-    if inner == "psgd":
-        return PSGD(params, b=scale("b", b), noise=noise, seed=seed, **settings)
-    if inner == "sgld":
-        return SGLD(params, temperature=scale("b", b) ** 2 / 2, seed=seed, **settings)
-    plain = INNER[inner](params, **settings)
-    if kind == "nvrm":
-        return NVRM(plain, model=model, b=b, noise=noise, seed=seed)
-    return SAM(plain, rho=rho) if kind == "sam" else plain
-
-
-def _refuse_unused(name: str, *, momentum: float, b: float | str, rho: float, noise: str) -> None:
-    """An option that would be ignored is a mistake of whoever gave it."""
-    noisy = name.startswith("nvrm-") or name in ("psgd", "sgld")
-    for option, value, used in (
-        ("momentum", momentum, name.endswith(("sgd", "sgld"))),
-        ("b", b, noisy),
-        ("noise", noise != "gaussian", noisy and name != "sgld"),
-        ("rho", rho, name.startswith("sam-")),
-    ):
-        if value and not used:
-            raise ValueError(f"{name} has no {option}; leave it out")
+    try:
+        return builder(params, model=model, seed=seed, lr=lr, weight_decay=weight_decay, **options)
+    except TypeError as error:
+        refused = re.search(r"keyword argument '(\w+)'", str(error))
+        if refused is None or refused[1] not in options:
+            raise
+        raise ValueError(f"{name} has no {refused[1]}; leave it out") from error
