@@ -16,7 +16,6 @@ from neuvar.experiments.training import noisy_dataset
 from neuvar.labels import corrupt
 from neuvar.noise import Draw
 from neuvar.train import Checkpoint
-from neuvar.train import checkpoint as checkpoint_module
 from tests.trainings import StoppedError, StoppingCheckpoint
 
 SMALL = {"data": "mnist-excerpt", "images": 120, "test_images": 50, "width": 8, "batch": 30}
@@ -30,7 +29,7 @@ NORMED = dataclasses.replace(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(checkpoint_module.os, "fsync", lambda _: None)  # no power fails here
+    monkeypatch.setattr("os.fsync", lambda _: None)  # no power fails here
 
 
 def told(found):
@@ -312,7 +311,7 @@ class TestDivergence:
         found = run_one(run)
         assert found["status"] == "diverged"
         assert found["accuracies"] == []
-        assert found["reason"] == "the weights were not finite any more after epoch 1"
+        assert found["reason"] == "the weights were not finite after epoch 1"
 
 
 class TestWriter:
@@ -444,7 +443,7 @@ class TestResume:
 
     def test_garbage_is_refused(self, tmp_path):
         (tmp_path / "c.pt").write_bytes(b"garbage")
-        with pytest.raises(ValueError, match="is no checkpoint that can be read"):
+        with pytest.raises(ValueError, match="is not a readable checkpoint"):
             run_one(ONE, checkpoint=tmp_path / "c.pt")
 
 

@@ -204,7 +204,7 @@ def test_nothing_that_counts(loss):
     y[:] = -100 if loss is cross_entropy else 2
     with pytest.raises(ValueError, match="data has no target that counts"):
         neural_variability(flat(), loss, (x, y), b=0.1, draws=4)
-    with pytest.raises(ValueError, match="batches has no label that counts"):
+    with pytest.raises(ValueError, match="the loss ignores all labels in batches"):
         evaluate(flat(), [(x, y)], loss=loss)
 
 

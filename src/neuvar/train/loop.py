@@ -218,9 +218,9 @@ class Loop:
             raise ValueError("batches is empty; a training needs at least one")
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ValueError("schedule must not need a metric, got ReduceLROnPlateau")
-        if self.b_schedule is not None and not (
-            isinstance(self.b_schedule, BSchedule) and self.b_schedule.optimizer is self.optimizer
-        ):
+        given: Any = self.b_schedule
+        fits = isinstance(given, BSchedule) and given.optimizer is self.optimizer
+        if given is not None and not fits:
             raise ValueError("b_schedule must be a BSchedule of the same optimizer")
         if isinstance(self.penalty, SI) and isinstance(self.optimizer, SAM):
             raise ValueError("penalty SI needs one gradient per step, but SAM takes two")
