@@ -11,7 +11,7 @@ from neuvar import _validate
 from neuvar._batches import Data
 from neuvar.continual.importance import FISHERS, diagonal_fisher, output_sensitivity
 from neuvar.continual.penalty import Penalty, Weights, check_same_parameter, copies
-from neuvar.optim.weights import as_trained, clean_copy
+from neuvar.optim.noisy_parameters import as_trained, clean_copy
 
 
 class EWC(Penalty):

@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from neuvar._validate import integer
+from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
 from neuvar.measures.reading import at_least_single, counted
 from neuvar.noise import scale
-from neuvar.optim import NVRM, SAM
+from neuvar.optim import NVRM
 from neuvar.optim.layout import bare
 from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule
@@ -106,8 +107,8 @@ def fit(
 ) -> Fit:
     """Train a network, and measure it at clean weights after each epoch.
 
-    Works with any optimizer; :class:`neuvar.optim.SAM` takes two gradients per step. When training
-    ends, also by an exception, the model has clean weights.
+    Works with any optimizer; :class:`neuvar.baselines.SAM` takes two gradients per step. When
+    training ends, also by an exception, the model has clean weights.
 
     With a checkpoint, an interrupted training resumes and ends with exactly the weights and metrics
     of an uninterrupted one. This sets torch's random state, which dropout uses. The checkpoint of

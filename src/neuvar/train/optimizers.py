@@ -11,8 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neuvar._validate import one_of
+from neuvar.baselines import PSGD, SAM, SGLD
 from neuvar.noise import scale
-from neuvar.optim import NVRM, PSGD, SAM, SGLD
+from neuvar.optim import NVRM
 
 Builder = Callable[..., Optimizer]
 
