@@ -15,7 +15,19 @@ from neuvar.experiments import (
 )
 from neuvar.experiments.experiment import SCALES, Experiment, ExperimentFile, Scale
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, judge
-from neuvar.experiments.reading import cell, compare, curve, group, matching
+from neuvar.experiments.results_query import (
+    against,
+    best,
+    cell,
+    compare,
+    curve,
+    curves,
+    group,
+    last,
+    make_table,
+    matching,
+    values,
+)
 from neuvar.experiments.run_spec import Run, Tasks, Training
 
 if TYPE_CHECKING:
@@ -63,11 +75,17 @@ __all__ = [
     "Tasks",
     "Training",
     "Verdict",
+    "against",
+    "best",
     "cell",
     "compare",
     "curve",
+    "curves",
     "group",
     "judge",
+    "last",
+    "make_table",
     "matching",
     "run_one",
+    "values",
 ]

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
+from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, gain, interval, judge
-from neuvar.experiments.permuted import WORDS, task_run
-from neuvar.experiments.reading import (
-    by_seed,
-    cell,
-    compare,
-    curve,
-    group,
-    label_of_b,
-    matching,
-    number,
-    values,
-)
+from neuvar.experiments.permuted import SIZE_TEXTS, task_run
 from neuvar.experiments.run_spec import Run
 
 FISHERS = {"exact": "exact Fisher", "squared_batch_mean": "squared batch mean"}
 STRENGTHS = (30.0, 300.0, 1000.0)
 NOISE = (0.0, 0.01, 0.03)
-FISHER_IMAGES = 5000
+FISHER_IMAGES: dict[Scale, int] = {"smoke": 500, "cpu": 5000, "paper": 5000}
 TRIALS: dict[Scale, int] = {"smoke": 1, "cpu": 3, "paper": 10}
 
 
@@ -34,88 +23,89 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     seeds = range(trials or TRIALS[scale])
     strengths = STRENGTHS[1:2] if scale == "smoke" else STRENGTHS
     noise = NOISE[::2] if scale == "smoke" else NOISE
-    few: dict[str, Any] = {"fisher_images": 500 if scale == "smoke" else FISHER_IMAGES}
+    images = FISHER_IMAGES[scale]
     return [
-        task_run(scale, b, seed, penalty="ewc", fisher=fisher, strength=strength, **few)
+        task_run(
+            scale, b, seed, penalty="ewc", fisher=fisher, strength=strength, fisher_images=images
+        )
         for seed, fisher, strength, b in product(seeds, FISHERS, strengths, noise)
     ]
 
 
 def settings(scale: Scale) -> str:
-    """What was run."""
+    """Describe what is run."""
     return (
-        f"As experiment 4a, with EWC: {WORDS[scale]}. The penalty is ½λ Σ F (θ − θ*)², one for "
-        "each task, with the diagonal Fisher information of "
-        f"{500 if scale == 'smoke' else FISHER_IMAGES:,} images of the task at clean weights: "
-        "exact (per-sample gradients, squared, then averaged over the network's own labels), or "
-        "the square of each batch's mean gradient, which was common at the time and is far weaker. "
-        "The paper says neither which Fisher information nor of how many images."
+        f"As experiment 4a, with EWC: {SIZE_TEXTS[scale]}. The penalty is ½λ Σ F (θ − θ*)² for "
+        f"each task, with the diagonal Fisher information of {FISHER_IMAGES[scale]:,} images of "
+        "the task at clean weights. Exact: per-sample gradients, squared, then averaged over the "
+        "network's own labels. Squared batch mean: the square of each batch's mean gradient, which "
+        "was common at the time and is much weaker. The paper does not say which one it uses, or "
+        "for how many images."
     )
 
 
+def groups(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
+    """Fisher information, strength, and the results with both."""
+    return [
+        (FISHERS[fisher], f"{strength:g}", matching)
+        for fisher, strength in product(FISHERS, query.values(results, "strength"))
+        if (matching := query.matching(results, fisher=fisher, strength=strength))
+    ]
+
+
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """Mean accuracy of the tasks seen, for each Fisher information and strength."""
-    found = []
-    for fisher, strength in product(FISHERS, values(results, "strength")):
-        trials = group(results, fisher=fisher, strength=strength)
-        lines = tuple(
-            curve(
-                group(trials, b=b),
-                "mean_accuracy",
-                f"EWC with {label_of_b('Adam', b)}",
-                "nvrm" if b else "plain",
-            )
-            for b in values(trials, "b")
+    """Mean accuracy over the tasks so far, for each Fisher information and strength."""
+    return [
+        Panel(
+            f"{fisher.capitalize()}, λ = {strength}",
+            "tasks learned",
+            "mean test accuracy",
+            query.curves(query.group(trials), "mean_accuracy", "Adam"),
         )
-        title = f"{FISHERS[fisher]}, λ = {number(strength)}"
-        found.append(Panel(title, "tasks learned", "mean test accuracy", lines))
-    return found
+        for fisher, strength, trials in groups(results)
+    ]
 
 
 def table(results: Sequence[Result]) -> Table:
-    """After the last task, with the gain over EWC alone, trial by trial."""
+    """After the last task, with the gain over EWC alone."""
     rows = []
-    for fisher, strength in product(FISHERS, values(results, "strength")):
-        found = group(results, fisher=fisher, strength=strength)
-        plain = by_seed(group(found, b=0.0), "mean_accuracy")
-        for b in values(found, "b"):
-            trials = group(found, b=b)
-            gains = gain(by_seed(trials, "mean_accuracy"), plain) if b else ()
-            rows.append(
-                (
-                    FISHERS[fisher],
-                    number(strength),
-                    label_of_b("Adam", b),
-                    str(len(trials)),
-                    cell(trials, "first_task"),
-                    cell(trials, "mean_accuracy"),
-                    _with_interval(gains),
-                )
-            )
-    columns = ("Fisher information", "λ", "with EWC", "n", "first task", "mean of five", "gain")
-    return Table(columns, tuple(rows))
+    for fisher, strength, trials in groups(results):
+        for b in query.values(query.group(trials), "b"):
+            words = (fisher, strength, query.label_of_b("Adam", b))
+            rows.append((words, query.group(trials, b=b)))
 
+    def gain_of(trials: Sequence[Result]) -> str:
+        run = trials[0].run
+        others = {"fisher": getattr(run, "fisher", ""), "strength": getattr(run, "strength", 0.0)}
+        plain = query.group(results, b=0.0, **others)
+        gains = gain(*(query.by_seed(found, "mean_accuracy") for found in (trials, plain)))
+        if not run.b or len(gains) < 2:
+            return "–"
+        mean, low, high = (100 * x for x in interval(gains))
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
-def _with_interval(gains: Sequence[float]) -> str:
-    if len(gains) < 2:
-        return "–"
-    mean, low, high = interval(gains)
-    return f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    columns = {
+        "first task": query.last("first_task"),
+        "mean of five tasks": query.last("mean_accuracy"),
+        "gain in points (95 % interval)": gain_of,
+    }
+    return query.make_table(("Fisher information", "λ", "EWC with"), rows, columns)
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether NVRM adds to EWC for every Fisher information, strength and b; says for which."""
-    cases = []
-    for fisher, strength in product(FISHERS, values(results, "strength")):
-        found = matching(results, fisher=fisher, strength=strength)
-        for b in filter(None, values(found, "b")):
-            name = f"{FISHERS[fisher]}, λ = {number(strength)}, b = {number(b)}"
-            plain, noisy = matching(found, b=0.0), matching(found, b=b)
-            cases.append(compare(name, noisy, plain, "mean_accuracy"))
-    alone = [judge("", [case]).outcome for case in cases]
-    words = {"true": "gains", "false": "loses", "undecided": "cannot be told from nothing"}
-    counted = ", ".join(f"{words[k]} in {alone.count(k)}" for k in words if k in alone)
-    return judge(f"Mean of five tasks, EWC with NVRM against EWC alone: {counted} cases.", cases)
+    """Whether NVRM adds to EWC for every Fisher information, strength and b."""
+    cases = [
+        query.compare(
+            f"{fisher}, λ = {strength}, b = {b:g}",
+            query.matching(trials, b=b),
+            query.matching(trials, b=0.0),
+            "mean_accuracy",
+        )
+        for fisher, strength, trials in groups(results)
+        for b in query.values(trials, "b")
+        if b
+    ]
+    return judge("Mean accuracy of five tasks, EWC with NVRM against EWC alone", cases)
 
 
 EXPERIMENT = Experiment(

@@ -1,4 +1,7 @@
-"""What comes out of an experiment: numbers with their trials, as data that others may draw."""
+"""What an experiment shows: figures, tables and a verdict, as plain data.
+
+An experiment of your own builds these from its results; ``neuvar report`` draws them.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ from typing import Any, Literal
 from neuvar.experiments.run_spec import Run
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
-"""Whose line it is, so that the same method has the same colour in every figure."""
+"""Which method a line shows: a method has the same colour in every figure."""
+
+Outcome = Literal["true", "false", "undecided"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, measured in several trials.
+    """A number in a table, measured in several trials.
 
     Attributes:
         trials: its value in each trial.
-        percent: whether it is a share that is to be shown in per cent.
+        percent: whether to show it in percent.
     """
 
     trials: tuple[float, ...]
@@ -46,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words and numbers; the number of trials stands in a column of its own."""
+    """A table: the names of its columns, and rows of text and numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
@@ -54,32 +59,37 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a figure.
+    """A line of a figure.
 
     Attributes:
-        label: what it is called, such as "NVRM-SGD, b = .05".
+        label: its name in the legend, such as "NVRM-SGD, b = 0.05".
         x: where it was measured.
         trials: a row for each trial, with a value for each x.
-        role: whose it is.
+        role: the method; sets the colour.
+        b: scale of the weight noise; sets the shade. 0 if there is none, or if x is b.
     """
 
     label: str
     x: tuple[float, ...]
     trials: tuple[tuple[float, ...], ...]
     role: Role = "other"
+    b: float = 0.0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a figure: lines over the same axes.
+    """One plot of a figure.
 
     Attributes:
-        title: what is seen.
+        title: what the panel shows.
         x_label: with the unit.
         y_label: with the unit.
         lines: what to draw.
-        percent: whether y is a share that is to be shown in per cent.
-        log_x: whether x is to be shown on a logarithmic scale.
+        percent: whether y is a share between 0 and 1, to be shown in percent.
+        log_x: whether x has a logarithmic axis.
+        log_y: whether y has a logarithmic axis.
+        signed: whether a share may be negative, as a difference of two shares.
+        overview: whether the overview figure of the report shows it too.
     """
 
     title: str
@@ -88,36 +98,36 @@ class Panel:
     lines: tuple[Line, ...]
     percent: bool = True
     log_x: bool = False
+    log_y: bool = False
+    signed: bool = False
+    overview: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether results bear a sentence out.
+    """Whether the results support the claim.
 
     Attributes:
         outcome: "true", "false" or "undecided".
-        because: the numbers that decided, in a sentence.
+        because: the reason, in a sentence.
+        cases: the comparisons that decided, each with its numbers.
     """
 
-    outcome: Literal["true", "false", "undecided"]
+    outcome: Outcome
     because: str
+    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: the run, and the JSON object that was recorded for it.
-
-    Attributes:
-        run: what was carried out.
-        line: everything that was recorded; see :mod:`neuvar.engine`.
-    """
+    """A run and the JSON object that was recorded for it; see :mod:`neuvar.engine`."""
 
     run: Run
     line: dict[str, Any] = field(hash=False)
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end; a run that diverged did not."""
+        """Whether the run finished; otherwise it diverged."""
         return bool(self.line["status"] == "finished")
 
     def curve(self, name: str) -> tuple[float, ...]:
@@ -134,14 +144,14 @@ class Result:
 
 
 def _number(x: float | None) -> float:
-    """A recorded number; what was not finite is recorded as null."""
+    """A recorded number; a value that is not finite is recorded as null."""
     return math.nan if x is None else float(x)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean of a few values and the ends of Student's interval.
+    """Mean and Student's confidence interval: (mean, low, high).
 
-    They are infinite for fewer than two values, and where a value is no finite number.
+    The interval is infinite for fewer than two values, and if a value is not finite.
     """
     mean = statistics.fmean(values)
     if len(values) < 2 or not math.isfinite(mean):
@@ -154,58 +164,86 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 
 def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]:
-    """Differences of two methods, trial by trial, for the trials that both have."""
+    """Differences ``better - worse`` by seed, for the seeds that both have."""
     return tuple(better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys()))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison of two methods that a sentence speaks of.
+    """A comparison of two methods on one metric.
 
     Attributes:
-        name: which one, in a few words.
-        differences: by how much the sentence is borne out in each trial, as shares.
-        lost: trials that diverged, of which nobody knows what they would have shown.
+        name: what is compared.
+        differences: one per trial; positive if it supports the claim.
+        lost: number of trials that diverged, whose difference is unknown.
+        lower: whether lower values of the metric support the claim.
+        percent: whether the metric is a share, to be shown in percentage points.
     """
 
     name: str
     differences: tuple[float, ...]
     lost: int = 0
+    lower: bool = False
+    percent: bool = True
+
+    def outcome(self, confidence: float = 0.95) -> Outcome:
+        """Whether the interval is above zero and no trial diverged ("true"), or below ("false")."""
+        if not self.differences:
+            return "undecided"
+        _, low, high = interval(self.differences, confidence)
+        if high < 0:
+            return "false"
+        return "true" if low > 0 and not self.lost else "undecided"
+
+    def __str__(self) -> str:
+        lost = f", {self.lost} diverged" if self.lost else ""
+        if not self.differences:
+            return f"{self.name}: nothing to compare{lost}"
+        mean, low, high = interval(self.differences)
+        lower = self.lower
+        if mean < 0:
+            mean, low, high, lower = -mean, -high, -low, not lower
+        mean, low, high = ((100 * x if self.percent else x) for x in (mean, low, high))
+        form, unit = (".1f", " points") if self.percent else (".3g", "")
+        n = f"n = {len(self.differences)}{lost}"
+        if math.isfinite(low):
+            n = f"95 % interval {low:{form}} to {high:{form}}, {n}"
+        return f"{self.name}: {mean:{form}}{unit} {'lower' if lower else 'higher'} ({n})"
+
+
+WORDS: dict[Outcome, str] = {
+    "true": "better in",
+    "false": "worse in",
+    "undecided": "no significant difference in",
+}
 
 
 def judge(what: str, cases: Sequence[Case]) -> Verdict:
-    """Whether a sentence is borne out in every case that it speaks of.
+    """Judge a claim by all comparisons that it is about.
 
-    It is true if the 95 % interval of the mean difference is above zero in each case and no trial
-    was lost. It is false if the interval is below zero in at least one, at a level that makes up
-    for the number of cases. Otherwise it is undecided: there may be too few trials.
+    It is "true" if the 95 % interval of the mean difference is above zero in every case and no
+    trial diverged. It is "false" if the interval is below zero in at least one case, at a level
+    that is corrected for the number of cases (Bonferroni). Otherwise it is "undecided".
+
+    Args:
+        what: what is compared, without a full stop: "Test accuracy, NVRM-SGD against SGD".
+        cases: the comparisons; see :func:`neuvar.experiments.compare`.
 
     >>> cases = [Case("A", (0.2, 0.22, 0.21)), Case("B", (-0.2, -0.22, -0.21))]
-    >>> judge("Gain.", cases[:1]).outcome, judge("Gain.", cases).outcome
+    >>> judge("Gain", cases[:1]).outcome, judge("Gain", cases).outcome
     ('true', 'false')
+    >>> judge("Gain", cases).because
+    'Gain: better in 1 case, worse in 1.'
     """
     compared = [case for case in cases if case.differences or case.lost]
     if not compared:
         return Verdict("undecided", "There are no finished trials to compare.")
-    intervals = [interval(case.differences) for case in compared if case.differences]
-    strict = 1 - 0.05 / len(compared)
-    against = [interval(c.differences, strict)[2] < 0 for c in compared if c.differences]
-    holds = all(low > 0 for _, low, _ in intervals) and not any(case.lost for case in compared)
-    outcome: Literal["true", "false", "undecided"] = "undecided"
-    if any(against):
+    single = [case.outcome() for case in compared]
+    outcome: Outcome = "undecided"
+    if any(case.outcome(1 - 0.05 / len(compared)) == "false" for case in compared):
         outcome = "false"
-    elif holds and intervals:
+    elif set(single) == {"true"}:
         outcome = "true"
-    return Verdict(outcome, f"{what} {'; '.join(map(_said, compared))}.")
-
-
-def _said(case: Case) -> str:
-    """A comparison in numbers."""
-    lost = f", {case.lost} diverged" if case.lost else ""
-    if not case.differences:
-        return f"{case.name}: nothing to compare{lost}"
-    mean, low, high = interval(case.differences)
-    said = f"{case.name}: {100 * mean:+.1f} points (n = {len(case.differences)}{lost}"
-    if len(case.differences) > 1:
-        said += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
-    return f"{said})"
+    counts = [f"{words} {single.count(k)}" for k, words in WORDS.items() if k in single]
+    counts[0] += " case" if counts[0].endswith(" 1") else " cases"
+    return Verdict(outcome, f"{what}: {', '.join(counts)}.", tuple(map(str, compared)))

@@ -1,4 +1,4 @@
-"""3 and its supplement: NVRM does not memorize wrong labels. Pair flips and symmetric flips."""
+"""3 and its supplement: NVRM does not memorize wrong labels. Pair and symmetric flips."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
-from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, words
-from neuvar.experiments.reading import (
-    best,
-    cell,
-    chosen,
-    compare,
-    curve,
-    group,
-    label_of_b,
-    matching,
-    values,
-)
+from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, recipe
 from neuvar.experiments.run_spec import Run, Training
 
 RATES = {"pair": (0.4, 0.3, 0.2, 0.1), "symmetric": (0.4, 0.2, 0.6, 0.8)}
@@ -31,20 +21,28 @@ SETS = {
 }
 MNIST_GRID = (0.03, 0.04, PAPER_B, 0.06, 0.07)
 CIFAR_GRID = (0.02, 0.03)
-"""The paper's .05 is too much for a network this narrow, as held-out images say."""
-
-
-CIFAR_WORDS = (
-    "CIFAR-10 at 40 % only, and made smaller than in the paper: 10,000 training images instead of "
-    "50,000, of which 1,000 are held out; 2,000 test images; 30 epochs instead of 300, with the "
-    "learning rate of .1 divided by ten every 10 instead of every 100; no random crops and flips; "
+"""The paper's 0.05 is too large for such a narrow network, according to held-out images."""
+CIFAR_SETTINGS = (
+    "CIFAR-10 at 40 % only, and smaller than in the paper: 10,000 training images instead of "
+    "50,000, of which 1,000 are held out; 2,000 test images; 30 epochs instead of 300, learning "
+    "rate 0.1, divided by ten every 10 epochs instead of every 100; no random crops and flips; "
     "ResNet-10 of width 16 instead of ResNet-34; three trials instead of ten; bf16 mixed "
-    "precision. SGD with momentum .9, batch 128, weight decay .0001. "
+    "precision. SGD with momentum 0.9, batch size 128, weight decay 0.0001. "
 )
+MNIST_SETTINGS = (
+    "b is chosen on the held-out images, whose labels are equally wrong. On MNIST: the paper's "
+    "fully connected network 784-1024-1024-10, 9,000 training and 1,000 held-out images, 2,000 "
+    "test images, pixels from 0 to 1, SGD with momentum 0.9, learning rate 0.1, divided by ten "
+    "every 14 of 40 epochs, batch size 128, three trials; bf16 mixed precision."
+)
+FLIPS = {
+    "pair": "the label of class i becomes class i + 1, and that of the last class the first",
+    "symmetric": "the label becomes one of the other classes, each with the same probability",
+}
 
 
 def mnist_run(b: float, seed: int, **others: Any) -> Training:
-    """The paper's fully connected network on part of MNIST."""
+    """Train the paper's fully connected network on part of MNIST."""
     what: dict[str, Any] = {
         "data": "mnist",
         "normalize": "none",
@@ -63,7 +61,7 @@ def mnist_run(b: float, seed: int, **others: Any) -> Training:
 
 
 def cifar_run(b: float, seed: int, **others: Any) -> Training:
-    """A small ResNet on a fifth of CIFAR-10, which is more than the other experiments have."""
+    """Train a small ResNet on a fifth of CIFAR-10, more than in the other experiments."""
     what: dict[str, Any] = {
         "images": 10_000,
         "held_out": 1000,
@@ -76,7 +74,7 @@ def cifar_run(b: float, seed: int, **others: Any) -> Training:
 
 
 def smoke_run(b: float, seed: int, **others: Any) -> Training:
-    """A small fully connected network on the MNIST excerpt: what the demonstration shows."""
+    """Train a small fully connected network on the MNIST excerpt, as in the demo."""
     what: dict[str, Any] = {
         "images": 0,
         "held_out": 600,
@@ -122,33 +120,21 @@ def runs_of(kind: str) -> Callable[[Scale, int], list[Run]]:
 
 
 def settings_of(kind: str) -> Callable[[Scale], str]:
-    """What was run for a kind of wrong labels."""
-    flips = (
-        "the label of class i becomes that of class i + 1, and the last class's the first's"
-        if kind == "pair"
-        else "the label becomes one of the others, each alike, never itself"
-    )
+    """Describe what is run for a kind of wrong labels."""
+    of_cpu = {
+        "pair": f"{CIFAR_SETTINGS}{MNIST_SETTINGS}",
+        "symmetric": f"MNIST instead of CIFAR. {MNIST_SETTINGS}",
+    }
 
     def settings(scale: Scale) -> str:
         if scale == "smoke":
             return (
-                f"5,400 images of the MNIST excerpt, 40 % wrong labels: {flips}. 784-256-256-10, "
-                "SGD with momentum .9 at .1, divided by ten every 10 of 30 epochs, batch 128."
+                f"5,400 images of the MNIST excerpt, 40 % wrong labels: {FLIPS[kind]}. "
+                "784-256-256-10, SGD with momentum 0.9, learning rate 0.1, divided by ten every "
+                "10 of 30 epochs, batch size 128."
             )
-        more = ""
-        if scale == "cpu":
-            more = (
-                "b is chosen on the held-out images, whose labels are as wrong. On MNIST: the "
-                "paper's fully connected network 784-1024-1024-10, 9,000 training and 1,000 "
-                "held-out images, 2,000 test images, pixels from 0 to 1, SGD with momentum .9 at "
-                ".1, divided by ten every 14 of 40 epochs, batch 128, three trials; bf16 mixed "
-                "precision."
-            )
-        if scale == "cpu" and kind == "symmetric":
-            return f"Wrong labels: {flips}. MNIST instead of CIFAR. {more}"
-        if scale == "cpu":
-            return f"Wrong labels: {flips}. {CIFAR_WORDS}{more}"
-        return f"Wrong labels: {flips}. {words(scale)}"
+        text = of_cpu[kind] if scale == "cpu" else recipe(scale)
+        return f"Wrong labels: {FLIPS[kind]}. {text}"
 
     return settings
 
@@ -156,84 +142,64 @@ def settings_of(kind: str) -> Callable[[Scale], str]:
 def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], float | None]]:
     """Data set, rate of wrong labels, results, and the b that is compared with SGD.
 
-    b is chosen on held-out images where there are several; where there is one, it is that. Not
-    every rate has every b, so each rate has its own choice.
+    Each rate has its own b, chosen on held-out images if there are several.
     """
-    found = []
-    for data, rate in product(values(results, "data"), values(results, "noise_rate")):
-        if trials := matching(results, data=data, noise_rate=rate):
-            found.append((data, rate, trials, chosen([r for r in trials if r.run.b], "b")))
-    return found
+    made = []
+    for data, rate in product(query.values(results, "data"), query.values(results, "noise_rate")):
+        if trials := query.matching(results, data=data, noise_rate=rate):
+            b = query.chosen([r for r in trials if r.run.b], "b")
+            made.append((data, rate, trials, b))
+    return made
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy, accuracy on the labels trained with, and wrong labels memorized."""
     shown = cases(results)
     hardest = {data: max(rate for d, rate, _, _ in shown if d == data) for data, *_ in shown}
-    found = []
+    made = []
     for data, rate, trials, b in shown:
-        metrics = [("test_accuracy", "test accuracy")]
+        metrics = {"test_accuracy": "test accuracy"}
         if rate == 0.4 or rate == hardest[data]:
-            metrics += [
-                ("train_accuracy", "accuracy on the labels given"),
-                ("memorized", "wrong labels memorized"),
-            ]
-        for metric, title in metrics:
-            lines = [
-                curve(group(trials, b=s), metric, label_of_b("SGD", s), "nvrm" if s else "plain")
-                for s in (0.0, b)
-                if s is not None
-            ]
-            name = f"{SETS[data]}, {100 * rate:.0f} % wrong: {title}"
-            found.append(Panel(name, "epoch", title, tuple(lines)))
-    return found
+            metrics["train_accuracy"] = "accuracy on training labels"
+            metrics["memorized"] = "wrong labels memorized"
+        at = [s for s in (0.0, b) if s is not None]
+        title = f"{SETS[data]}, {100 * rate:.0f} % wrong labels"
+        made += [
+            Panel(title, "epoch", y_label, query.curves(trials, metric, "SGD", at))
+            for metric, y_label in metrics.items()
+        ]
+    return made
 
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; the last is what a user without clean data gets."""
     rows = []
-    for data, rate, trials, chosen_b in cases(results):
-        for b in values(trials, "b"):
-            found = group(trials, b=b)
-            mark = " (chosen)" if b and b == chosen_b and len(values(trials, "b")) > 2 else ""
-            rows.append(
-                (
-                    SETS[data],
-                    f"{100 * rate:.0f} %",
-                    label_of_b("SGD", b) + mark,
-                    str(len(found)),
-                    cell(found, "test_accuracy"),
-                    best(found, "test_accuracy"),
-                    cell(found, "train_accuracy"),
-                    cell(found, "memorized"),
-                )
-            )
-    return Table(
-        (
-            "data",
-            "wrong",
-            "method",
-            "n",
-            "test, last epoch",
-            "test, best epoch",
-            "labels given, last",
-            "wrong labels memorized, last",
-        ),
-        tuple(rows),
-    )
+    for data, rate, trials, chosen in cases(results):
+        grid = query.values(trials, "b")
+        for b in grid:
+            mark = " (chosen)" if b and b == chosen and len(grid) > 2 else ""
+            words = (SETS[data], f"{100 * rate:.0f} %", query.label_of_b("SGD", b) + mark)
+            rows.append((words, query.group(trials, b=b)))
+    columns = {
+        "test, last epoch": query.last("test_accuracy"),
+        "test, best epoch": query.best("test_accuracy"),
+        "training labels, last epoch": query.last("train_accuracy"),
+        "wrong labels memorized, last epoch": query.last("memorized"),
+    }
+    return query.make_table(("data", "wrong labels", "method"), rows, columns)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM-SGD tests better and memorizes fewer wrong labels, in every case."""
-    found = []
+    compared = []
     for data, rate, trials, b in cases(results):
-        plain, noisy = matching(trials, b=0.0), matching(trials, b=b)
-        name = f"{SETS[data]} {100 * rate:.0f} %"
-        found += [
-            compare(f"{name}, test accuracy", noisy, plain, "test_accuracy"),
-            compare(f"{name}, wrong labels not memorized", noisy, plain, "memorized", lower=True),
+        plain, noisy = query.matching(trials, b=0.0), query.matching(trials, b=b)
+        name = f"{SETS[data]}, {100 * rate:.0f} %"
+        compared += [
+            query.compare(f"{name}, test accuracy", noisy, plain, "test_accuracy"),
+            query.compare(f"{name}, wrong labels memorized", noisy, plain, "memorized", lower=True),
         ]
-    return judge("At the last epoch, NVRM-SGD against SGD.", found)
+    return judge("At the last epoch, NVRM-SGD against SGD", compared)
 
 
 PAIR = Experiment(

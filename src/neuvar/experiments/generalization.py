@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, gain, judge
-from neuvar.experiments.images import FAMILIES, TRIALS, image_run, words
-from neuvar.experiments.reading import (
-    best,
-    cell,
-    compare,
-    curve,
-    group,
-    label_of_b,
-    matching,
-    number,
-    values,
-)
+from neuvar.experiments.images import FAMILIES, TRIALS, image_run, recipe
 from neuvar.experiments.run_spec import Run
 
 DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+NAMES = {"vgg-16": "VGG-16", "vgg-11": "VGG-11", "mobilenet-v2": "MobileNetV2"}
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": dict.fromkeys(FAMILIES, (0.0, 0.01)),
     "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01)},
@@ -35,7 +26,7 @@ EVAL_NOISE: dict[Scale, tuple[float, ...]] = {
 
 
 def clean_runs(scale: Scale, families: Sequence[str], trials: int = 0) -> list[Run]:
-    """Training on right labels; measured under weight noise in the end, for experiment 1."""
+    """Training on clean labels, then evaluation under weight noise, for experiment 1."""
     sets: list[dict[str, Any]] = [{}]
     if scale == "paper":
         sets = [{"data": "cifar10"}, {"data": "cifar100"}]
@@ -54,31 +45,20 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 
 def settings(scale: Scale) -> str:
-    """What was run."""
+    """Describe what is run."""
     return (
-        f"Clean labels. {words(scale, ('vgg', 'mobilenet'))}The generalization "
+        f"Clean labels. {recipe(scale, ('vgg', 'mobilenet'))}The generalization "
         "gap is training accuracy minus test accuracy."
     )
 
 
-def method(b: float) -> str:
-    """The name of a method."""
-    return label_of_b("SGD", b)
-
-
-def diverged(results: Sequence[Result], model: str, b: float) -> int:
-    """How many trials of a network diverged, without noise and with noise of one scale."""
-    trials = [r for r in matching(results, model=model) if r.run.b in (0.0, b)]
-    return sum(not r.finished for r in trials)
-
-
 def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Each network on each data set, with its results."""
-    names = {"vgg-16": "VGG-16", "vgg-11": "VGG-11", "mobilenet-v2": "MobileNetV2"}
     return [
-        (f"{names.get(model, model)} on {DATA[data]}", group(results, model=model, data=data))
-        for data in values(results, "data")
-        for model in values(group(results, data=data), "model")
+        (f"{NAMES.get(model, model)}, {DATA[data]}", query.matching(trials, model=model))
+        for data in query.values(results, "data")
+        for trials in [query.matching(results, data=data)]
+        for model in query.values(query.group(trials), "model")
     ]
 
 
@@ -90,69 +70,54 @@ def gap(result: Result) -> tuple[float, ...]:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Gap and test accuracy by epoch."""
-    found = []
-    for name, trials in networks(results):
-        by_b = {b: group(trials, b=b) for b in values(trials, "b")}
-        gaps, tests = [], []
-        for b, rs in by_b.items():
-            line = curve(rs, "test_accuracy", method(b), "nvrm" if b else "plain")
-            tests.append(line)
-            gaps.append(Line(line.label, line.x, tuple(map(gap, rs)), line.role))
-        found += [
-            Panel(f"{name}: generalization gap", "epoch", "gap", tuple(gaps)),
-            Panel(f"{name}: test accuracy", "epoch", "test accuracy", tuple(tests)),
+    made = []
+    for name, every in networks(results):
+        trials = query.group(every)
+        tests = query.curves(trials, "test_accuracy", "SGD")
+        gaps = tuple(
+            Line(
+                test.label,
+                test.x,
+                tuple(map(gap, query.group(trials, b=test.b))),
+                test.role,
+                test.b,
+            )
+            for test in tests
+        )
+        made += [
+            Panel(name, "epoch", "generalization gap", gaps, signed=True),
+            Panel(name, "epoch", "test accuracy", tests),
         ]
-    return found
+    return made
 
 
 def table(results: Sequence[Result]) -> Table:
-    """The last epoch, and the best; and with new statistics of batch normalisation."""
-    rows = []
-    for name, trials in networks(results):
-        for b in values(trials, "b"):
-            rs = group(trials, b=b)
-            anew = Cell(tuple(r.line["reestimated"]["test_accuracy"] for r in rs))
-            rows.append(
-                (
-                    name,
-                    method(b),
-                    str(len(rs)),
-                    Cell(tuple(gap(r)[-1] for r in rs)),
-                    cell(rs, "test_accuracy"),
-                    best(rs, "test_accuracy"),
-                    anew,
-                )
-            )
-    columns = (
-        "network",
-        "method",
-        "n",
-        "gap, last epoch",
-        "test, last epoch",
-        "test, best epoch",
-        "test, batch norm at clean weights",
-    )
-    return Table(columns, tuple(rows))
+    """The last epoch, and the best; and with new statistics of batch normalization."""
+    rows = [
+        ((name, query.label_of_b("SGD", b)), query.group(trials, b=b))
+        for name, trials in networks(results)
+        for b in query.values(query.group(trials), "b")
+    ]
+    gaps = {"gap, last epoch": lambda trials: Cell(tuple(gap(r)[-1] for r in trials))}
+    return query.make_table(("network", "method"), rows, gaps | query.TEST_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether every b narrows the gap and improves the test accuracy."""
     cases = []
     for name, trials in networks(results):
-        if not group(trials, b=0.0):
+        plain = query.matching(trials, b=0.0)
+        if not query.group(plain):
             continue
-        every = matching(results, model=trials[0].run.model, data=trials[0].run.data)
-        for b in filter(None, values(trials, "b")):
-            wide, narrow = ({r.run.seed: gap(r)[-1] for r in group(every, b=s)} for s in (0.0, b))
-            test = compare(
-                f"{name}, b = {number(b)}, test accuracy",
-                matching(every, b=b),
-                matching(every, b=0.0),
-                "test_accuracy",
+        for b in filter(None, query.values(query.group(trials), "b")):
+            noisy, name_b = query.matching(trials, b=b), f"{name}, b = {b:g}"
+            test = query.compare(f"{name_b}, test accuracy", noisy, plain, "test_accuracy")
+            wide, narrow = (
+                {r.run.seed: gap(r)[-1] for r in query.group(some)} for some in (plain, noisy)
             )
-            gaps = f"{name}, b = {number(b)}, gap narrower"
-            cases += [Case(gaps, gain(wide, narrow), test.lost), test]
-    return judge("At the last epoch, NVRM-SGD against SGD.", cases)
+            gaps = gain(wide, narrow)
+            cases += [Case(f"{name_b}, generalization gap", gaps, test.lost, lower=True), test]
+    return judge("At the last epoch, NVRM-SGD against SGD", cases)
 
 
 EXPERIMENT = Experiment(

@@ -1,4 +1,4 @@
-"""What the experiments on images share: the recipe at each scale, and its words."""
+"""The training recipe that the experiments on images share, at each scale."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "mobilenet": "MobileNetV2"}
 def image_run(
     scale: Scale, family: str, b: float, seed: int, *, drops: int = DROPS, **others: Any
 ) -> Training:
-    """One network on images; with SGD, or with NVRM-SGD if b is not 0."""
+    """Train one network on images, with SGD, or with NVRM-SGD if b is not 0."""
     what: dict[str, Any] = {
         "optimizer": "nvrm-sgd" if b else "sgd",
         "b": b,
@@ -68,46 +68,56 @@ def image_run(
 
 
 def flipped_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
-    """A ResNet on images of which 40 % have the label of the next class."""
+    """Train a ResNet with 40 % of the labels moved to the next class."""
     what: dict[str, Any] = {"label_noise": "pair", "noise_rate": 0.4, "label_seed": seed}
     return image_run(scale, "resnet", b, seed, **(what | others))
 
 
 def compared_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
-    """A flipped run that sets images aside at every scale, so that methods' b can be chosen."""
+    """A flipped run with held-out images at every scale, to choose b."""
     what: dict[str, Any] = {"reestimate": True} | ({"held_out": 5000} if scale == "paper" else {})
     return flipped_run(scale, b, seed, **(what | others))
 
 
 PAPER_NAMES = {"resnet": "ResNet-34", "vgg": "VGG-16", "mobilenet": "MobileNetV2"}
 SMALLER = {
-    "resnet": "ResNet-10 of width 16 instead of ResNet-34, at a learning rate of .03 instead of .1",
+    "resnet": "ResNet-10 of width 16 instead of ResNet-34",
     "vgg": "VGG-11 of width 16 instead of VGG-16",
     "mobilenet": "MobileNetV2 of width 8 instead of 32, with 1,500 images",
 }
+COMMON = (
+    "SGD and NVRM-SGD with weight decay 0.0001, momentum 0.9 for ResNet and 0 for the others. "
+    "Accuracies are measured at clean weights, in evaluation mode. "
+)
 
 
-def words(scale: Scale, families: tuple[str, ...] = ("resnet",)) -> str:
-    """The recipe at a scale, and what was made smaller."""
+def recipe(
+    scale: Scale,
+    families: tuple[str, ...] = ("resnet",),
+    *,
+    drops: int = DROPS,
+    rates: tuple[float, ...] = (),
+) -> str:
+    """Describe the training at a scale, and what is smaller than in the paper."""
     if scale == "smoke":
-        return "600 images of the MNIST excerpt, 3 epochs, tiny networks, to test the code. "
+        return "600 images of the MNIST excerpt, 3 epochs, tiny networks: a test of the code. "
+    every = math.ceil(SIZES[scale]["epochs"] / drops)
+    listed = f"learning rates {', '.join(f'{x:g}' for x in rates)}" if rates else ""
     if scale == "paper":
         return (
-            f"The paper's: {', '.join(PAPER_NAMES[f] for f in families)}, all images, 300 epochs, "
-            "learning rate .1, divided by ten every 100 epochs, batch 128, random crops and flips, "
-            f"ten trials. {COMMON}"
+            f"The paper's settings: {', '.join(PAPER_NAMES[f] for f in families)}, all images, "
+            f"300 epochs, {listed or 'learning rate 0.1'}, divided by ten every {every} epochs, "
+            f"batch size 128, random crops and flips, ten trials. {COMMON}"
         )
+    smaller = "; ".join(SMALLER[f] for f in families)
+    if "resnet" in families and not rates:
+        listed = "learning rate 0.1, for ResNet 0.03" if len(families) > 1 else "learning rate 0.03"
+        listed += " instead of 0.1" if len(families) == 1 else ""
     return (
-        "Made smaller than in the paper: 3,000 training images instead of 50,000, of which 300 are "
-        "held out to choose by; 1,500 test images instead of 10,000, and accuracies on training "
-        "images from the first 1,500; 24 epochs instead of 300, and the learning rate divided by "
-        "ten every 8 epochs instead of every 100; no random crops and flips; batch 32 instead of "
-        f"128, for as many steps as can be had; {'; '.join(SMALLER[f] for f in families)}; three "
-        f"trials instead of ten; CIFAR-10 only; bf16 mixed precision. {COMMON}"
+        "Smaller than in the paper: 3,000 training images instead of 50,000, of which 300 are held "
+        "out to choose b; 1,500 test images instead of 10,000; training accuracy on the first "
+        "1,500 training images; 24 epochs instead of 300; "
+        f"{listed or 'learning rate 0.1'}, divided by ten every {every} epochs instead of every "
+        f"{300 // drops}; no random crops and flips; batch size 32 instead of 128; {smaller}; "
+        f"three trials instead of ten; CIFAR-10 only; bf16 mixed precision. {COMMON}"
     )
-
-
-COMMON = (
-    "SGD against NVRM-SGD, weight decay .0001, momentum .9 for ResNet and 0 for the others; at "
-    "clean weights, in evaluation mode. "
-)

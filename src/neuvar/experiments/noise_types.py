@@ -5,76 +5,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Case, Line, Panel, Result, Role, Table, Verdict, gain, judge
-from neuvar.experiments.images import GRID, TRIALS, compared_run, words
-from neuvar.experiments.reading import (
-    BATCHNORM,
-    against,
-    anew,
-    at_chosen,
-    best,
-    cell,
-    chosen,
-    compare,
-    flat,
-    group,
-    matching,
-    number,
-    values,
-)
+from neuvar.experiments.findings import Case, Panel, Result, Role, Table, Verdict, gain, judge
+from neuvar.experiments.images import GRID, TRIALS, compared_run, recipe
 from neuvar.experiments.run_spec import Run
 
 ROLES: dict[str, Role] = {"gaussian": "nvrm", "laplace": "third", "uniform": "fourth"}
 UNIFORM = (0.08,)
-"""Uniform noise has a smaller deviation at the same b, so its grid goes further."""
+"""Uniform noise has a smaller standard deviation at the same b, so it gets a larger b too."""
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """SGD, and NVRM-SGD with three families of noise for a grid of b."""
     grid = GRID[1:3] if scale == "smoke" else GRID
-    found: list[Run] = []
+    made: list[Run] = []
     for seed in range(trials or TRIALS[scale]):
-        found.append(compared_run(scale, 0.0, seed))
+        made.append(compared_run(scale, 0.0, seed))
         for noise in ROLES:
             wider = UNIFORM if noise == "uniform" and scale != "smoke" else ()
-            found += [compared_run(scale, b, seed, noise=noise) for b in (*grid, *wider)]
-    return found
+            made += [compared_run(scale, b, seed, noise=noise) for b in (*grid, *wider)]
+    return made
 
 
 def settings(scale: Scale) -> str:
-    """What was run."""
+    """Describe what is run."""
     return (
-        f"40 % of the labels are moved to the next class. {words(scale)}The same b means different "
-        "standard deviations: b for Gaussian, √2·b for Laplace, b/√3 for uniform noise; so results "
-        "are drawn against both."
+        f"40 % of the labels are moved to the next class. {recipe(scale)}The same b means "
+        "different standard deviations: b for Gaussian, √2·b for Laplace, b/√3 for uniform noise. "
+        "The figure shows both."
     )
+
+
+def noisy_results(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each family of noise."""
+    return {noise: [r for r in query.matching(results, noise=noise) if r.run.b] for noise in ROLES}
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy against b, and against the standard deviation."""
-    noisy = [r for r in results if r.run.b]
-    grid = values(noisy, "b")
-    metric, title = "test_accuracy", "test accuracy, last epoch"
-    lines = [
-        against(group(noisy, noise=noise), "b", grid, metric, noise.capitalize(), role)
-        for noise, role in ROLES.items()
-    ]
-    plain = [r for r in results if not r.run.b]
-    deviations = [
-        replace(line, x=tuple(_deviation(line.label.lower(), b) for b in line.x)) for line in lines
-    ]
-    reach = sorted({x for line in deviations for x in line.x})
-    return [
-        Panel("Against b", "b", title, (*lines, _level(plain, grid, metric)), log_x=True),
-        Panel(
-            "Against the standard deviation",
-            "standard deviation of the noise",
-            title,
-            (*deviations, _level(plain, reach, metric)),
-            log_x=True,
-        ),
-    ]
+    metric, y_label = "test_accuracy", "test accuracy, last epoch"
+    by_b, by_deviation = [], []
+    for noise, trials in noisy_results(results).items():
+        name = f"NVRM-SGD, {noise.capitalize() if noise != 'uniform' else noise} noise"
+        line = query.against(trials, "b", query.values(trials, "b"), metric, name, ROLES[noise])
+        by_b.append(line)
+        by_deviation.append(replace(line, x=tuple(_deviation(noise, b) for b in line.x)))
+    made = []
+    for title, x_label, lines in (
+        ("Against b", "b", by_b),
+        ("Against the standard deviation", "standard deviation of the noise", by_deviation),
+    ):
+        every = [x for line in lines for x in line.x]
+        plain = query.flat(query.group(results, b=0.0), every, metric, "SGD")
+        made.append(Panel(title, x_label, y_label, (plain, *lines), log_x=True))
+    return made
 
 
 def _deviation(noise: str, b: float) -> float:
@@ -83,76 +68,48 @@ def _deviation(noise: str, b: float) -> float:
     return std_from_b(noise, b)
 
 
-def _level(plain: Sequence[Result], at: Sequence[float], metric: str) -> Line:
-    return flat(group(plain), at, metric, "SGD")
-
-
 def table(results: Sequence[Result]) -> Table:
     """Every family and b."""
-    rows = []
-    for noise in ROLES:
-        of_kind = [r for r in group(results, noise=noise) if r.run.b]
-        for b in values(of_kind, "b"):
-            found = group(of_kind, b=b)
-            mark = " (chosen)" if b == chosen(of_kind, "b") else ""
-            rows.append(
-                (
-                    noise,
-                    number(b) + mark,
-                    f"{_deviation(noise, b):.3f}".removeprefix("0"),
-                    str(len(found)),
-                    cell(found, "test_accuracy"),
-                    best(found, "test_accuracy"),
-                    anew(found),
-                    cell(found, "memorized"),
-                )
-            )
-    plain = [r for r in group(results) if not r.run.b]
-    ends = (
-        cell(plain, "test_accuracy"),
-        best(plain, "test_accuracy"),
-        anew(plain),
-        cell(plain, "memorized"),
-    )
-    rows.append(("none (SGD)", "–", "–", str(len(plain)), *ends))
-    columns = (
-        "noise",
-        "b",
-        "deviation",
-        "n",
-        "test, last epoch",
-        "test, best epoch",
-        BATCHNORM,
-        "memorized, last",
-    )
-    return Table(columns, tuple(rows))
+    rows = [(("none (SGD)", "–", "–"), query.group(results, b=0.0))]
+    for noise, trials in noisy_results(results).items():
+        finished = query.group(trials)
+        for b in query.values(finished, "b"):
+            mark = " (chosen)" if b == query.chosen(finished, "b") else ""
+            words = (noise, f"{b:g}{mark}", f"{_deviation(noise, b):.3f}")
+            rows.append((words, query.group(finished, b=b)))
+    columns = query.TEST_COLUMNS | {"memorized, last epoch": query.last("memorized")}
+    return query.make_table(("noise", "b", "standard deviation"), rows, columns)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether Gaussian noise is best, each at its chosen b, and uniform least sensitive to b."""
-    kinds = {noise: [r for r in matching(results, noise=noise) if r.run.b] for noise in ROLES}
-    picked = {noise: at_chosen(found) for noise, found in kinds.items()}
-    spread = {noise: _spread(found) for noise, found in kinds.items()}
+    kinds = noisy_results(results)
+    picked = {noise: query.at_chosen(trials) for noise, trials in kinds.items()}
+    spread = {noise: _spread(trials) for noise, trials in kinds.items()}
     cases = [
-        compare(f"Gaussian against {other}", picked["gaussian"], picked[other], "test_accuracy")
-        for other in ("laplace", "uniform")
+        query.compare(
+            f"Gaussian against {other}", picked["gaussian"], picked[other.lower()], "test_accuracy"
+        )
+        for other in ("Laplace", "uniform")
     ]
     cases += [
         Case(
-            f"uniform's range over b smaller than {other}'s", gain(spread[other], spread["uniform"])
+            f"range over b, uniform against {other}",
+            gain(spread[other.lower()], spread["uniform"]),
+            lower=True,
         )
-        for other in ("gaussian", "laplace")
+        for other in ("Gaussian", "Laplace")
     ]
-    return judge("Test accuracy at the last epoch, b chosen on held-out images.", cases)
+    return judge("Test accuracy at the last epoch, at the b chosen on held-out images", cases)
 
 
 def _spread(results: Sequence[Result]) -> dict[int, float]:
-    """How far the test accuracy moves over those b that every family has, by seed."""
-    found: dict[int, list[float]] = {}
-    for result in group(results):
+    """The range of the test accuracy over those b that every family has, by seed."""
+    scores: dict[int, list[float]] = {}
+    for result in query.group(results):
         if result.run.b in GRID:
-            found.setdefault(result.run.seed, []).append(result.last("test_accuracy"))
-    return {seed: max(x) - min(x) for seed, x in found.items() if len(x) > 1}
+            scores.setdefault(result.run.seed, []).append(result.last("test_accuracy"))
+    return {seed: max(x) - min(x) for seed, x in scores.items() if len(x) > 1}
 
 
 EXPERIMENT = Experiment(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, judge
-from neuvar.experiments.permuted import EPOCHS, PANELS, PAPER_B, WORDS, task_run
-from neuvar.experiments.reading import cell, compare, curve, group, label_of_b, matching, values
+from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
+from neuvar.experiments.permuted import COLUMNS, EPOCHS, PANELS, PAPER_B, SIZE_TEXTS, task_run
 from neuvar.experiments.run_spec import Run
 
 TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
@@ -25,15 +25,14 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 
 def settings(scale: Scale) -> str:
-    """What was run."""
-    sizes = WORDS[scale].replace(" a task", "").replace("1024-10,", "1024 with five heads of two,")
-    sizes = sizes[0].upper() + sizes[1:]
+    """Describe what is run."""
+    sizes = SIZE_TEXTS[scale].replace(" per task", "")
+    sizes = sizes.replace("1024-10,", "1024 with five heads of two outputs,")
     return (
         "Five tasks of two digits each: 0 and 1, 2 and 3, and so on, with a head for each task; "
-        f"the other heads are frozen. {sizes}, no weight decay, a "
-        f"new optimizer for each task, {EPOCHS[scale]} a task. The task is known when it is "
-        "tested: this is task-incremental learning, though the paper calls it incremental class "
-        "learning."
+        f"the other heads are frozen. {sizes[0].upper()}{sizes[1:]}, no weight decay, a "
+        f"new optimizer for each task, {EPOCHS[scale]} per task. The task is known at test time: "
+        "this is task-incremental learning, although the paper calls it incremental class learning."
     )
 
 
@@ -44,34 +43,26 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             title,
             "tasks learned",
             "test accuracy",
-            tuple(
-                curve(group(results, b=b), name, label_of_b("Adam", b), "nvrm" if b else "plain")
-                for b in values(results, "b")
-            ),
+            query.curves(query.group(results), name, "Adam"),
         )
-        for name, title in PANELS
+        for name, title in PANELS.items()
     ]
 
 
 def table(results: Sequence[Result]) -> Table:
     """After the last task, for each b."""
-    rows: list[tuple[str | Cell, ...]] = []
-    for b in values(results, "b"):
-        trials = group(results, b=b)
-        metrics = ("first_task", "mean_accuracy", "new_task")
-        cells = (cell(trials, metric) for metric in metrics)
-        rows.append((label_of_b("Adam", b), str(len(trials)), *cells))
-    columns = ("method", "n", "first task", "mean of five", "the task just learned")
-    return Table(columns, tuple(rows))
+    rows = [
+        ((query.label_of_b("Adam", b),), query.group(results, b=b))
+        for b in query.values(results, "b")
+    ]
+    return query.make_table(("method",), rows, COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether both curves at the paper's b end above Adam's."""
-    cases = [
-        compare(title.lower(), matching(results, b=PAPER_B), matching(results, b=0.0), metric)
-        for metric, title in PANELS
-    ]
-    return judge("After five tasks, NVRM-Adam at b = .03 against Adam.", cases)
+    """Whether both accuracies at the paper's b end above Adam's."""
+    noisy, plain = (query.matching(results, b=b) for b in (PAPER_B, 0.0))
+    cases = [query.compare(title.lower(), noisy, plain, name) for name, title in PANELS.items()]
+    return judge(f"After five tasks, NVRM-Adam at b = {PAPER_B:g} against Adam", cases)
 
 
 EXPERIMENT = Experiment(

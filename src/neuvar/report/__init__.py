@@ -1,10 +1,10 @@
-"""From results to figures, tables and one page; nothing here trains."""
+"""Turn results into figures, tables and one page. Nothing here trains."""
 
 from neuvar.report.documents import insert
 from neuvar.report.figures import draw
 from neuvar.report.gather import Claim, Finding, gather, load
-from neuvar.report.tables import report_markdown, summary_markdown, table_markdown
-from neuvar.report.writing import Report, write
+from neuvar.report.markdown import report_markdown, summary_markdown, table_markdown
+from neuvar.report.writing import Report, write, write_claims
 
 __all__ = [
     "Claim",
@@ -18,4 +18,5 @@ __all__ = [
     "summary_markdown",
     "table_markdown",
     "write",
+    "write_claims",
 ]

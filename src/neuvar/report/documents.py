@@ -1,4 +1,4 @@
-"""Put results into documents, between markers, so that no number is copied by hand."""
+"""Insert results into documents between markers, so that no number is copied by hand."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from collections.abc import Sequence
 from os.path import relpath
 from pathlib import Path
 
+from neuvar._atomic import write_files
 from neuvar.experiments.experiment import SCALES
-from neuvar.report.files import put
 from neuvar.report.gather import Claim, Finding, command
-from neuvar.report.origin import duration
-from neuvar.report.tables import counts, escape, summary_markdown, table_markdown, verdict_words
+from neuvar.report.markdown import (
+    counts,
+    escape,
+    summary_markdown,
+    table_markdown,
+    verdict_markdown,
+)
+from neuvar.report.text import total_time
 
 KNOWN = ("results", "verdict", "settings", "figure")
 _MARKER = re.compile(r"<!-- (begin|end) (.+?) -->")
 
 
 def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | None = None) -> bool:
-    """Renew what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a document.
+    """Update the text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a document.
 
-    NAME is ``verdicts`` for the table of all claims, or for one claim ``results robustness cpu``
-    for its numbers, ``verdict robustness cpu`` for what they say, or ``settings robustness cpu``
-    for what was run, by which command and in what time, or ``figure robustness cpu``.
+    NAME is ``verdicts`` for the table of all claims, or one of these for one claim and scale:
+    ``results robustness cpu`` (the table), ``verdict robustness cpu``, ``settings robustness cpu``
+    (with command and time), ``figure robustness cpu``.
 
     Args:
         path: the document, in Markdown; it is replaced only if something changes.
-        claims: what :func:`neuvar.report.gather` found.
+        claims: from :func:`neuvar.report.gather`.
         figures: the folder with the figures of a report, for documents that show them.
 
     Returns:
-        Whether it was changed.
+        Whether it changed.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -52,14 +58,13 @@ def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | N
         new = new.replace("\n", "\r\n")
     if new == old:
         return False
-    # A link stays one: what it leads to is replaced.
-    put({path.resolve(): new.encode()})
+    write_files({path.resolve(): new.encode()})  # a link stays a link
     return True
 
 
 def _sections(text: str, path: Path) -> list[tuple[int, int, str]]:
-    """Where the text between each pair of markers begins and ends, and its name."""
-    found: list[tuple[int, int, str]] = []
+    """Begin, end and name of the text between each pair of markers."""
+    sections: list[tuple[int, int, str]] = []
     opened: re.Match[str] | None = None
     for marker in _MARKER.finditer(text):
         kind, name = marker.groups()
@@ -68,11 +73,11 @@ def _sections(text: str, path: Path) -> list[tuple[int, int, str]]:
         if opened is None:
             opened = marker
         else:
-            found.append((opened.end(), marker.start(), name))
+            sections.append((opened.end(), marker.start(), name))
             opened = None
     if opened is not None:
         raise ValueError(f"{path} has a marker without its other half: {opened[0]}")
-    return found
+    return sections
 
 
 def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str | None) -> str:
@@ -80,34 +85,32 @@ def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str
         return summary_markdown(claims)
     known = {claim.experiment.name: claim for claim in claims}
     what, _, rest = name.partition(" ")
-    which, _, scale = rest.partition(" ")
-    if what not in KNOWN or which not in known or scale not in SCALES:
+    which, _, wanted = rest.partition(" ")
+    scale = next((s for s in SCALES if s == wanted), None)
+    if what not in KNOWN or which not in known or scale is None:
         raise ValueError(
             f"{path} has an unknown marker {name!r}; known are verdicts, and {', '.join(KNOWN)} "
             f"followed by NAME SCALE, with NAME one of {', '.join(known)} and SCALE one of "
             f"{', '.join(SCALES)}"
         )
-    for finding in known[which].findings:
-        if finding.scale == scale:
-            if what == "verdict":
-                return verdict_words(finding.verdict)
-            if what == "settings":
-                return _settings(finding)
-            if what == "figure":
-                if figures is None:
-                    raise ValueError(f"{path} wants a figure, but it is not said where they are")
-                place = relpath(Path(figures) / f"{finding.name}.svg", path.resolve().parent)
-                return f"\n![{escape(finding.experiment.title)}]({Path(place).as_posix()})\n"
-            return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
-    if what != "results":
-        return ""  # it is said once
-    at = next(s for s in SCALES if s == scale)
-    return f"No results yet: `{command(known[which].experiment, at)}`"
+    finding = next((f for f in known[which].findings if f.scale == scale), None)
+    if finding is None:
+        missing = f"No results yet: `{command(known[which].experiment, scale)}`"
+        return missing if what == "results" else ""
+    if what == "verdict":
+        return verdict_markdown(finding.verdict)
+    if what == "settings":
+        return _settings(finding)
+    if what == "figure":
+        if figures is None:
+            raise ValueError(f"{path} has a figure marker, but figures is not given")
+        file = Path(relpath(Path(figures) / f"{finding.name}.svg", path.resolve().parent))
+        return f"\n![{escape(finding.experiment.title)}]({file.as_posix()})\n"
+    return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
 
 
 def _settings(finding: Finding) -> str:
-    """What was run, by which command and in what time."""
-    seconds = sum(float(result.line.get("seconds") or 0) for result in finding.results)
+    """The settings, the command and the time."""
     text = escape(finding.experiment.settings(finding.scale))
-    time = f"All runs one after the other: {duration(seconds)}."
-    return f"\n{text}\n\n```sh\n{finding.command}\n```\n\n{time}\n"
+    time = total_time(result.line for result in finding.results)
+    return f"\n{text}\n\n```sh\n{finding.command}\n```\n\nTime for all runs in sequence: {time}.\n"

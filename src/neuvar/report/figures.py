@@ -1,37 +1,53 @@
-"""Figures for print: panels side by side under one legend."""
+"""Figures: panels side by side in a file, or one by one as SVG inside of the page."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from neuvar._atomic import write_files
 from neuvar.experiments.findings import Panel
-from neuvar.report.files import put
-from neuvar.report.panels import LETTERS, plot, y_limits
-from neuvar.report.style import PAPER, plain_matplotlib, styles
-from neuvar.report.words import caption, printable
+from neuvar.report.plot import (
+    COLOURS,
+    GRID,
+    INK,
+    LETTERS,
+    PAPER,
+    SETTINGS,
+    SHADES,
+    Style,
+    caption,
+    description,
+    mixed,
+    plain_matplotlib,
+    plot,
+    styles,
+    y_limits,
+)
+from neuvar.report.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = 4
-SIZES = {1: (4.6, 3.0), 2: (3.4, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
-"""Inches of a panel, by the number of columns."""
-
+SIZES = {1: (4.6, 3.0), 2: (3.6, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
+"""Width and height of a panel in inches, by the number of columns."""
+Limits: TypeAlias = tuple[float, float]
 KINDS = ("svg", "png")
 DPI = 200
 
 
 def draw(panels: Sequence[Panel], path: Path | str) -> Path:
-    """Draw panels into a file, SVG or PNG by its name; it is replaced only when all is drawn.
+    """Draw panels into an SVG or PNG file; an existing file is replaced at the end.
 
     Args:
         panels: what to draw.
-        path: a file that ends in .svg or .png; its folder is made.
+        path: a file that ends in .svg or .png; its folder is created.
 
     Returns:
         The path.
@@ -49,59 +65,153 @@ def draw(panels: Sequence[Panel], path: Path | str) -> Path:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise ValueError(f"path must end in .svg or .png, got {str(path)!r}")
-    put({path: pictures(panels, [kind])[kind]})
+    write_files({path: pictures(panels, [kind])[kind]})
     return path
 
 
 def pictures(panels: Sequence[Panel], kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
-    """A figure as the bytes of SVG and PNG files, the same for the same panels."""
+    """A figure as the bytes of SVG and PNG files; the same panels give the same bytes."""
     if not panels:
         raise ValueError("panels must hold at least one panel, got none")
-    nothing = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
-    found = {}
+    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    made = {}
     with plain_matplotlib("neuvar"):
-        figure = _figure(panels)
-        # Finding places for all parts takes as long as drawing them, so it is done once.
+        figure = make_figure(panels)
+        # The layout takes as long as drawing, so it is computed once for both files.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for kind in kinds:
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=kind, dpi=DPI, facecolor=PAPER, metadata=nothing[kind])
-            found[kind] = drawn.getvalue()
-    return found
+            file = io.BytesIO()
+            figure.savefig(file, format=kind, dpi=DPI, facecolor=PAPER, metadata=metadata[kind])
+            made[kind] = file.getvalue()
+    return made
 
 
-def _figure(panels: Sequence[Panel]) -> Figure:
+def make_figure(panels: Sequence[Panel]) -> Figure:
+    """A figure with a legend above the panels and a caption below them."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    rows = math.ceil(len(panels) / COLUMNS)
+    rows = 2 if len(panels) == 4 else math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / rows)
     width, height = SIZES[columns]
     looks = styles(panels)
     words = [printable(label) for label, _ in looks]
-    beside = max(1, int(columns * width * 13 / (8 + max(map(len, words), default=0))))
-    legend_rows = math.ceil(len(words) / beside)
+    fitting = max(1, int(columns * width * 13 / (7 + max(map(len, words), default=0))))
+    legend_rows = math.ceil(len(words) / fitting)
     size = columns * width, rows * height + 0.18 * legend_rows + 0.2
     figure = Figure(figsize=size, layout="constrained")
     for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
         axes = figure.add_subplot(rows, columns, i + 1)
-        title = textwrap.fill(printable(panel.title), int(LETTERS * width))
-        axes.set_title(title)
+        axes.set_title(textwrap.fill(printable(panel.title), int(LETTERS * width)))
         plot(axes, panel, looks, limits, height)
     handles = [
         Line2D([], [], color=s.colour, linestyle=s.dashes, marker=s.marker) for s in looks.values()
     ]
     if handles:
-        # A label that begins with "_" would be left out, so words come afterwards.
+        # Labels that begin with "_" would be left out, so the words are set afterwards.
         legend = figure.legend(
             handles,
             ["label"] * len(words),
             loc="outside upper left",
-            ncols=beside,
+            ncols=math.ceil(len(words) / legend_rows),
             handlelength=3.2,
         )
         for text, word in zip(legend.get_texts(), words, strict=True):
             text.set_text(word)
     figure.supxlabel(caption(panels), fontsize=7, x=0.01, ha="left")
     return figure
+
+
+_GROUNDS = {INK: "currentColor", PAPER: "var(--card)"}
+CSS_COLOURS = {INK: "currentColor", GRID: "var(--grid)"} | {
+    mixed(colour, other, share): f"color-mix(in srgb, var(--{role}), {_GROUNDS[other]} {share:.0%})"
+    if share
+    else f"var(--{role})"
+    for role, colour in COLOURS.items()
+    for other, share in SHADES
+}
+"""Our colours as CSS, so that figures on the page follow its theme."""
+
+INLINE = SETTINGS | {
+    "svg.fonttype": "none",  # text stays text, in the font of the page
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+}
+_DROPPED = re.compile(
+    r"<(metadata|style)\b.*?</\1>|(?<=>)\s+(?=<)|(?<=<g) id=\"(?!series)[^\"]*\"", re.S
+)
+_SERIES = re.compile(r' id="series-(\d+)[^"]*"')
+_STYLE = re.compile(r' style="[^"]*"')
+_FONT = re.compile(r"font-family: [^;]*; ?")
+_COLOUR = re.compile("|".join(CSS_COLOURS))
+_GEOMETRY = re.compile(r' (?:d|x|y|transform)="[^"]*"')
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
+
+
+def inline(panels: Sequence[Panel], name: str) -> list[str]:
+    """An SVG element for each panel; ``name`` must be unique on the page."""
+    looks = styles(panels)
+    # Few panels are shown larger; they must be readable on a phone.
+    size = (3.9, 2.5) if len(panels) in (1, 2, 4) else (3.3, 2.35)
+    made = []
+    for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
+
+        def draw_on(figure: Figure, panel: Panel = panel, limits: Limits = limits) -> None:
+            plot(figure.add_subplot(), panel, looks, limits, size[1])
+
+        ids = f"{name}-{i}-title", f"{name}-{i}-desc"
+        attributes = f'role="img" aria-labelledby="{escape(" ".join(ids))}"'
+        words = (printable(panel.title), description(panel))
+        inside = "".join(
+            f'<{tag} id="{escape(one)}">{escape(text)}</{tag}>'
+            for tag, one, text in zip(("title", "desc"), ids, words, strict=True)
+        )
+        made.append(_svg(size, draw_on, f"{name}-{i}", attributes, inside))
+    return made
+
+
+def swatch(look: Style, name: str) -> str:
+    """A short piece of a line, for the legend of the page."""
+
+    def draw_on(figure: Figure) -> None:
+        from matplotlib.lines import Line2D
+
+        line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
+        line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
+        figure.add_artist(line)
+
+    return _svg((0.42, 0.13), draw_on, name, 'aria-hidden="true"')
+
+
+def _svg(
+    size: tuple[float, float],
+    draw_on: Callable[[Figure], None],
+    name: str,
+    attributes: str,
+    inside: str = "",
+) -> str:
+    """Draw into a figure and return its SVG element, with ids that depend on ``name``."""
+    with plain_matplotlib(name, INLINE):
+        from matplotlib.figure import Figure
+
+        figure, file = Figure(figsize=size, layout="constrained"), io.StringIO()
+        draw_on(figure)
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = file.getvalue()
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None
+    content = _DROPPED.sub("", svg[svg.index(">", box.end()) + 1 :])
+    content = _SERIES.sub(r' class="series s\1"', content).replace(" xlink:href=", " href=")
+    content = _STYLE.sub(lambda style: _FONT.sub("", _COLOUR.sub(_css, style[0])), content)
+    content = _GEOMETRY.sub(lambda value: _DECIMALS.sub(_rounded, value[0]), content)
+    return f"<svg {box[0]} {attributes}>{inside}{content.strip()}"
+
+
+def _css(colour: re.Match[str]) -> str:
+    return CSS_COLOURS[colour[0]]
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}"

@@ -1,4 +1,4 @@
-"""Write the whole report: figures, Markdown, and the page."""
+"""Write the whole report: figures, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neuvar._atomic import write_files
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.report.figures import pictures
-from neuvar.report.files import put
+from neuvar.report.figures import KINDS, pictures
 from neuvar.report.gather import Claim, Lines, gather, load
+from neuvar.report.markdown import report_markdown
 from neuvar.report.page import page
-from neuvar.report.tables import report_markdown
 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`write` wrote.
+    """The files of a report.
 
     Attributes:
         page: the HTML page.
@@ -39,16 +39,13 @@ def write(
     experiments: Iterable[Experiment] | None = None,
     scales: Sequence[Scale] = (),
 ) -> Report:
-    """Turn results into figures, tables and a page; nothing is trained.
-
-    The same results give the same bytes. Files are replaced when all of them are complete; figures
-    of these claims that an earlier report drew and this one does not are removed.
+    """Turn results into figures, tables and a page. Nothing is trained.
 
     Args:
-        results: recorded lines by scale and key, or results files called after their scales.
+        results: recorded lines by scale and key, or results files named after their scales.
         out: the folder to write to.
-        experiments: the claims, in the order of the report; None for all of the paper's.
-        scales: which scales to show; none for paper and cpu, or smoke if it is all there is.
+        experiments: the claims, in the order of the report; by default all of the paper's.
+        scales: which scales to show; by default paper and cpu, or smoke if there is nothing else.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -58,23 +55,32 @@ def write(
     >>> folder.cleanup()
     """
     lines = results if isinstance(results, Mapping) else load(results)
-    claims = gather(lines, EXPERIMENTS.values() if experiments is None else experiments, scales)
+    chosen = EXPERIMENTS.values() if experiments is None else experiments
+    return write_claims(gather(lines, chosen, scales), out)
+
+
+def write_claims(claims: Sequence[Claim], out: Path | str) -> Report:
+    """Write the report of claims that :func:`gather` returned.
+
+    The same results give the same bytes. Files are replaced when all of them are complete. Figures
+    of these claims that an earlier report drew and this one does not are removed.
+    """
     out = Path(out)
-    possible = {
-        out / "figures" / f"{claim.experiment.name}-{scale}.{kind}"
-        for claim in claims
-        for scale in SCALES
-        for kind in ("svg", "png")
-    }
-    figures = {
-        out / "figures" / f"{finding.name}.{kind}": drawn
-        for claim in claims
-        for finding in claim.findings
-        if finding.panels
-        for kind, drawn in pictures(finding.panels).items()
+    findings = [finding for claim in claims for finding in claim.findings]
+    figures = {finding.name: finding.panels for finding in findings if finding.panels}
+    overview = [panel for panels in figures.values() for panel in panels if panel.overview]
+    if overview:
+        figures["overview"] = tuple(overview)
+    names = {f"{claim.experiment.name}-{scale}" for claim in claims for scale in SCALES}
+    files = {
+        out / "figures" / f"{name}.{kind}": content
+        for name, panels in figures.items()
+        for kind, content in pictures(panels).items()
     }
     texts = {"report.md": report_markdown(claims), "index.html": page(claims)}
-    put(figures | {out / name: text.encode() for name, text in texts.items()})
-    for stale in possible - figures.keys():
-        stale.unlink(missing_ok=True)
-    return Report(out / "index.html", out / "report.md", tuple(figures), claims)
+    write_files(files | {out / name: text.encode() for name, text in texts.items()})
+    for name in names | {"overview"}:
+        for kind in KINDS:
+            if name not in figures:
+                (out / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
+    return Report(out / "index.html", out / "report.md", tuple(files), tuple(claims))

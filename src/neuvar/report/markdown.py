@@ -1,20 +1,21 @@
-"""The report in Markdown: tables, verdicts, the whole of it with pictures."""
+"""The report in Markdown."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
-from neuvar.experiments.findings import Table, Verdict
+from neuvar.experiments.findings import Cell, Table, Verdict
 from neuvar.report.gather import Claim, Finding, command
-from neuvar.report.origin import facts, mishaps
-from neuvar.report.words import SCALES, VERDICTS, caption, number, printable
+from neuvar.report.plot import caption
+from neuvar.report.text import SCALE_TITLES, VERDICTS, diverged_runs, printable, provenance
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
 
 def escape(text: str) -> str:
-    r"""A text as Markdown that shows just that text, in one line.
+    r"""Escape a text for Markdown, in one line.
 
     >>> escape("a|b <i>")
     'a\\|b &lt;i&gt;'
@@ -24,10 +25,31 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", safe)
 
 
-def table_markdown(table: Table) -> str:
-    """A table in Markdown, with columns of numbers, but for the first, to the right.
+def number(cell: str | Cell) -> float | None:
+    """The value by which a cell of a table is sorted, if it is a number.
 
-    >>> from neuvar.experiments.findings import Cell
+    >>> number("40 %"), number("0.05"), number("SGD"), number(Cell((0.5, 0.7)))
+    (40.0, 0.05, None, 0.6)
+    """
+    try:
+        text = "" if isinstance(cell, Cell) else cell.strip().removesuffix("%")
+        value = (
+            cell.mean if isinstance(cell, Cell) else float(text.replace("−", "-").replace(",", ""))
+        )
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def numeric(table: Table, column: int) -> bool:
+    """Whether a column holds only numbers and empty cells."""
+    cells = [row[column] for row in table.rows if str(row[column]) not in ("", "–")]
+    return bool(cells) and all(number(cell) is not None for cell in cells)
+
+
+def table_markdown(table: Table) -> str:
+    """A table in Markdown; columns of numbers, except the first, are aligned to the right.
+
     >>> print(table_markdown(Table(("method", "test"), (("SGD", Cell((0.5, 0.7))),))))
     | method | test |
     | --- | ---: |
@@ -38,27 +60,21 @@ def table_markdown(table: Table) -> str:
     return "\n".join(map(_row, [list(map(escape, table.columns)), sides, *rows]))
 
 
-def numeric(table: Table, column: int) -> bool:
-    """Whether a column holds numbers, but for cells without any."""
-    cells = [row[column] for row in table.rows]
-    there = [cell for cell in cells if str(cell) not in ("", "–")]
-    return bool(there) and all(number(cell) is not None for cell in there)
-
-
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def verdict_words(verdict: Verdict) -> str:
-    """The verdict and what decided, in one line."""
+def verdict_markdown(verdict: Verdict) -> str:
+    """The verdict, the reason, and the comparisons as a list."""
     sign, words = VERDICTS[verdict.outcome]
-    return f"{sign} **{words}**: {escape(verdict.because)}"
+    cases = "".join(f"\n- {escape(case)}" for case in verdict.cases)
+    return f"{sign} **{words}**: {escape(verdict.because)}\n{cases}".rstrip()
 
 
 def counts(finding: Finding) -> str:
-    """Number of trials and of runs, in a sentence."""
+    """The number of trials and of runs, in a sentence."""
     return (
-        f"Mean ± standard deviation, n = {finding.n} trials a setting; "
+        f"Mean ± standard deviation, n = {finding.n} trials per setting; "
         f"{finding.tally}, {finding.scale} scale."
     )
 
@@ -67,29 +83,21 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
     """All claims and their verdicts as one table.
 
     Args:
-        claims: what :func:`neuvar.report.gather` found.
-        linked: whether titles lead to the places of :func:`report_markdown`.
+        claims: from :func:`neuvar.report.gather`.
+        linked: whether titles link to the sections of :func:`report_markdown`.
     """
     rows = [["no.", "claim", "verdict", "scale", "n", "runs"], ["---"] * 4 + ["---:", "---"]]
     for claim in claims:
-        title = escape(claim.experiment.title)
-        first = escape(claim.experiment.number)
-        if not claim.findings:
-            said = " ".join(VERDICTS[""])
-            rows.append([first, _link(title, claim.experiment.name, linked), said, "–", "–", "–"])
-        for finding in claim.findings:
-            said = " ".join(VERDICTS[finding.verdict.outcome])
-            where = _link(title, finding.name, linked)
-            rows.append([first, where, said, finding.scale, finding.n, finding.tally])
+        e = claim.experiment
+        shown = [(f.name, f.verdict.outcome, f.scale, f.n, f.tally) for f in claim.findings]
+        for name, outcome, *others in shown or [(e.name, "", "–", "–", "–")]:
+            title = f"[{escape(e.title)}](#{name})" if linked else escape(e.title)
+            rows.append([escape(e.number), title, " ".join(VERDICTS[outcome]), *others])
     return "\n".join(map(_row, rows))
 
 
-def _link(title: str, name: str, linked: bool) -> str:
-    return f"[{title}](#{name})" if linked else title
-
-
 def report_markdown(claims: Sequence[Claim]) -> str:
-    """The whole report; its pictures lie in ``figures`` beside it."""
+    """The whole report; its figures are in ``figures`` beside it."""
     parts = ["# Results", summary_markdown(claims, linked=True)]
     for claim in claims:
         e = claim.experiment
@@ -105,8 +113,8 @@ def report_markdown(claims: Sequence[Claim]) -> str:
 def _finding(finding: Finding) -> list[str]:
     e = finding.experiment
     parts = [
-        f'<a id="{finding.name}"></a>\n\n### {SCALES[finding.scale]}',
-        verdict_words(finding.verdict),
+        f'<a id="{finding.name}"></a>\n\n### {SCALE_TITLES[finding.scale]}',
+        verdict_markdown(finding.verdict),
     ]
     if finding.panels:
         parts += [
@@ -115,9 +123,9 @@ def _finding(finding: Finding) -> list[str]:
         ]
     parts += [table_markdown(finding.table), counts(finding)]
     if finding.diverged:
-        lost = mishaps(finding.diverged, finding.results)
+        lost = diverged_runs(finding.diverged, finding.results)
         parts += ["Diverged:", "\n".join(f"- {escape(a)}: {escape(b)}" for a, b in lost)]
     parts += [escape(e.settings(finding.scale)), f"```sh\n{finding.command}\n```"]
-    said = [f"{name}: {value}" for name, value in facts(finding.results)]
-    parts.append(escape("; ".join(said)) + ".")
+    pairs = [f"{name}: {value}" for name, value in provenance(finding.results)]
+    parts.append(escape("; ".join(pairs)) + ".")
     return parts
