@@ -121,12 +121,12 @@ def test_report_renews_documents(capsys, results, here):
     )
     code, out, _ = neuvar(capsys, "report", "labels", "--into", "README.md")
     assert code == 0
-    assert "renewed: README.md\n" in out
+    assert "updated: README.md\n" in out
     text = document.read_text()
     assert "| nvrm-sgd |" in text
     assert "old" not in text
     assert "neuvar run tasks --scale cpu" in text
-    assert "nothing new in: README.md" in neuvar(capsys, "report", "--into", "README.md")[1]
+    assert "unchanged: README.md" in neuvar(capsys, "report", "--into", "README.md")[1]
     code, _, err = neuvar(capsys, "report", "--into", "missing.md")
     assert code == 2
     assert "missing.md" in err
@@ -144,8 +144,8 @@ def test_report_opens_a_browser_if_asked(capsys, results, here, monkeypatch):
 def test_report_without_results_says_how_to_get_some(capsys, here):
     code, out, err = neuvar(capsys, "report", "tasks")
     assert (code, out) == (2, "")
-    assert err == "neuvar: results has no results to report; neuvar run tasks brings them\n"
-    assert neuvar(capsys, "report", "--results", "no")[2].endswith("neuvar run all brings them\n")
+    assert err == "neuvar: results has no results to report; run them with: neuvar run tasks\n"
+    assert neuvar(capsys, "report", "--results", "no")[2].endswith("neuvar run all\n")
     assert not (here / "out").exists()
 
 
@@ -223,7 +223,7 @@ def test_the_real_demo_needs_nothing_but_the_package(here):
     assert "started" not in second
     table = first[first.index("\n\n") + 1 : first.index("\nwritten:")]
     assert table in second
-    for method in ("Adam ", "NVRM-Adam, b = .03", "SGD ", "NVRM-SGD, b = .05"):
+    for method in ("Adam ", "NVRM-Adam, b = 0.03", "SGD ", "NVRM-SGD, b = 0.05"):
         assert method in table
     assert (here / "out" / "demo" / "index.html").stat().st_size > 10_000
     assert not (here / "cache").exists()

@@ -276,9 +276,9 @@ class TestThePapersSettings:
         assert "every 100" not in EXPERIMENTS["gradient-noise"].settings("cpu")
         for name in ("forgetting", "split"):
             run, text = EXPERIMENTS[name].runs("smoke", 1)[0], EXPERIMENTS[name].settings("smoke")
-            assert f"{['one epoch', 'two epochs'][run.epochs - 1]} a task" in text
-            assert f"of {run.width} units, batch {run.batch}" in text
-            assert "one epoch a task" in EXPERIMENTS[name].settings("cpu")
+            assert f"{['one epoch', 'two epochs'][run.epochs - 1]} per task" in text
+            assert f"of {run.width} units, batch size {run.batch}" in text
+            assert "one epoch per task" in EXPERIMENTS[name].settings("cpu")
 
 
 def configurations():

@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from neuvar import pages, report
+from neuvar._atomic import write_files
 from neuvar.engine import Results
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
-from neuvar.report import figures, files, style
+from neuvar.report import figures, plot
 from neuvar.report.gather import ORDER
-from neuvar.report.origin import duration, facts, mishaps
-from neuvar.report.panels import y_limits
-from neuvar.report.words import caption, description, number, printable, spread
+from neuvar.report.markdown import number
+from neuvar.report.plot import band, caption, description, spread, y_limits
+from neuvar.report.text import diverged_runs, duration, printable, provenance
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -74,7 +75,7 @@ class TestGather:
 
     def test_further_trials_are_found_and_the_command_asks_for_them(self):
         finding = found("forgetting", trials=7)
-        assert finding.tally == "9 of 9 runs and 12 of further trials"
+        assert finding.tally == "21 runs (9 planned, 12 extra trials)"
         assert finding.n == "7"
         assert finding.command == "neuvar run forgetting --scale cpu --trials 7"
 
@@ -104,7 +105,7 @@ class TestGather:
         assert [len(c.findings) for c in report.gather(have, [first, second])] == [1, 0]
 
     def test_unknown_scale_is_refused(self):
-        with pytest.raises(ValueError, match="scales must be among smoke, cpu, paper, got 'gpu'"):
+        with pytest.raises(ValueError, match="scales must be one of smoke, cpu, paper, got 'gpu'"):
             report.gather({}, claims(), ["gpu"])
         with pytest.raises(ValueError, match="got 'gpu'"):
             report.gather({"gpu": {}}, claims())
@@ -115,7 +116,7 @@ class TestGather:
             Results(tmp_path / "cpu.jsonl").add(line)
         loaded = report.load([tmp_path / "cpu.jsonl", tmp_path / "paper.jsonl"])
         assert loaded == {"cpu": lines(e)}
-        with pytest.raises(ValueError, match=r"called after a scale .* got '.*other.jsonl'"):
+        with pytest.raises(ValueError, match=r"named after a scale .* got '.*other.jsonl'"):
             report.load([tmp_path / "other.jsonl"])
 
 
@@ -147,7 +148,7 @@ class TestNumbers:
             (Cell((0.2, 0.4)), 0.3),
             (Cell(()), None),
             ("−3.5 %", -3.5),
-            (".05", 0.05),
+            ("0.05", 0.05),
             ("1,024", 1024.0),
             ("nan", None),
             ("2–3", None),
@@ -176,7 +177,7 @@ class TestNumbers:
         ]  # fmt: skip
 
     def test_facts_add_up_and_name_each_thing_once(self):
-        said = dict(facts(found("ewc").results))
+        said = dict(provenance(found("ewc").results))
         assert said["Time"] == duration(6 * 97.5)
         assert said["Dates"] == "2026-03-01 to 2026-03-03"
         assert said["Machine"] == "cores 2, cpu a laptop"
@@ -187,11 +188,11 @@ class TestNumbers:
 
     def test_facts_of_lines_that_lack_them(self):
         (run,) = named("ewc").runs("cpu", 1)[:1]
-        assert facts([Result(run, {"status": "finished"})]) == [("Time", "0 s")]
+        assert provenance([Result(run, {"status": "finished"})]) == [("Time", "0 s")]
 
     def test_mishaps_name_what_sets_a_run_apart(self):
         finding = found("gradient-noise")
-        said = mishaps(finding.diverged, finding.results)
+        said = diverged_runs(finding.diverged, finding.results)
         assert said == [
             (f"lr = 3, b = 0, seed = {seed}", "the loss was nan in epoch 5") for seed in (0, 2)
         ]
@@ -199,9 +200,10 @@ class TestNumbers:
 
 class TestTables:
     def test_numbers_stand_to_the_right_and_pipes_are_escaped(self):
-        table = Table(("b", "a|b", "n"), ((".05", "x|<y>", "3"), ("none", Cell(()), "–")))
+        table = Table(("b", "a|b", "n"), (("0.05", "x|<y>", "3"), ("none", Cell(()), "–")))
         assert report.table_markdown(table) == (
-            "| b | a\\|b | n |\n| --- | --- | ---: |\n| .05 | x\\|&lt;y&gt; | 3 |\n| none | – | – |"
+            "| b | a\\|b | n |\n| --- | --- | ---: |\n"
+            "| 0.05 | x\\|&lt;y&gt; | 3 |\n| none | – | – |"
         )
 
     def test_summary_has_a_row_for_each_claim_and_scale(self):
@@ -219,10 +221,10 @@ class TestTables:
         for needed in (
             "## 4b. Elastic weight consolidation with variability",
             "> NVRM and EWC together are better than EWC alone.",
-            "✗ **does not hold**: Gain. all: -",
+            "✗ **does not hold**: Gain: worse in 1 case.\n\n- all: ",
             "](figures/ewc-cpu.svg)",
             "| method | last epoch | best epoch | n |",
-            "n = 3 trials a setting; 6 of 6 runs, cpu scale.",
+            "n = 3 trials per setting; 6 of 6 runs, cpu scale.",
             "10,000 images instead of 50,000",
             "```sh\nneuvar run ewc --scale cpu\n```",
             "No results yet: `neuvar run split --scale cpu`",
@@ -251,7 +253,7 @@ class TestDocuments:
         assert report.insert(path, self.gathered())
         after = path.read_text()
         assert report.table_markdown(finding.table) in after
-        assert "n = 3 trials a setting; 6 of 6 runs" in after
+        assert "n = 3 trials per setting; 6 of 6 runs" in after
         assert "✗ **does not hold**" in after
         assert "No results yet: `neuvar run split --scale paper`" in after
         assert report.summary_markdown(self.gathered()) in after
@@ -267,14 +269,14 @@ class TestDocuments:
             for name, scale in (("ewc", "cpu"), ("split", "paper"))
         )
         path.write_text(text)
-        with pytest.raises(ValueError, match="not said where"):
+        with pytest.raises(ValueError, match="figures is not given"):
             report.insert(path, self.gathered())
         assert path.read_text() == text
         assert report.insert(path, self.gathered(), figures=tmp_path / "report" / "figures")
         after = path.read_text()
         assert "(../report/figures/ewc-cpu.svg)" in after
         assert f"```sh\n{finding.command}\n```" in after
-        assert "one after the other: " in after
+        assert "Time for all runs in sequence: " in after
         assert "No results yet" not in after  # the marker for results says it
 
     def test_a_document_that_is_up_to_date_is_left_alone(self, tmp_path):
@@ -317,13 +319,52 @@ class TestDocuments:
 
 class TestFigures:
     def test_colour_by_role_dashes_and_marker_by_order(self):
-        rows = (("SGD", "plain"), ("b = .01", "nvrm"), ("b = .03", "nvrm"), ("SAM", "other"))
+        rows = (("SGD", "plain"), ("b = 0.01", "nvrm"), ("b = 0.03", "nvrm"), ("SAM", "other"))
         one = Panel("", "", "", tuple(Line(a, (1,), ((1.0,),), r) for a, r in rows))
-        looks = list(style.styles([one, one]).values())
+        looks = list(plot.styles([one, one]).values())
         assert [looks[i].colour for i in (0, 1, 3)] == ["#d55e00", "#0072b2", "#009e73"]
-        assert looks[2].colour == style.mixed("#0072b2", style.INK, 0.45)
+        assert looks[2].colour == plot.mixed("#0072b2", plot.INK, 0.65)
         assert len({(s.dashes, s.marker) for s in looks}) == 4
         assert looks[1].dashes != looks[2].dashes
+
+    def test_a_value_of_b_has_the_same_look_in_every_figure(self):
+        def looks(*bs):
+            lines = tuple(Line(f"b = {b:g}", (1,), ((1.0,),), "nvrm", b) for b in bs)
+            return plot.styles([Panel("", "", "", lines)])
+
+        every, one = looks(0.05, 0.01, 0.02, 0.03, 0.07), looks(0.05)
+        assert [label for label, _ in every] == [
+            f"b = {b:g}" for b in (0.01, 0.02, 0.03, 0.05, 0.07)
+        ]
+        assert len(set(every.values())) == 5
+        assert every["b = 0.05", "nvrm"] == one["b = 0.05", "nvrm"]
+        assert len(set(looks(0.001, 0.002, 0.003, 0.004).values())) == 4
+        axis = Line("NVRM (b on the x-axis)", (1,), ((1.0,),), "nvrm")
+        some = Panel("", "", "", (axis, Line("b = 0.03", (1,), ((1.0,),), "nvrm", 0.03)))
+        assert len(set(plot.styles([some]).values())) == 2
+
+    def test_bands_end_where_values_are_possible(self):
+        rows = ((0.9, 0.0), (1.0, 0.1), (1.0, 0.0))
+        for signed in (False, True):
+            shown = panel(*rows, signed=signed)
+            low, high = band(shown.lines[0], shown)
+            assert high[0] == 1.0
+            assert (low[1] < 0) == signed
+
+    def test_a_logarithmic_axis_holds_bands_and_is_given_up_without_positive_means(self):
+        rows = ((0.1, 30.0), (0.3, 1000.0), (0.2, 1.0))
+        shown = panel(*rows, percent=False, log_y=True)
+        ((low, high),) = y_limits([shown])
+        assert 0 < low < 0.1
+        assert high > 1000
+        below, _ = band(shown.lines[0], shown)
+        assert (below > 0).all()
+        with plot.plain_matplotlib("x"):
+            scales = [
+                figures.make_figure([one]).axes[0].get_yscale()
+                for one in (shown, panel((0.0, 1.0), percent=False, log_y=True))
+            ]
+        assert scales == ["log", "linear"]
 
     def test_panels_share_y_unless_one_would_be_flat(self):
         tall, taller, flat = panel((0.1, 0.5)), panel((0.2, 0.9)), panel((0.50, 0.52))
@@ -381,9 +422,9 @@ class TestFigures:
         assert figures.DPI >= 150
 
     def test_at_most_four_columns(self):
-        with style.plain_matplotlib("x"):
+        with plot.plain_matplotlib("x"):
             for count in range(1, 14):
-                figure = figures._figure([panel((0.1, 0.2))] * count)
+                figure = figures.make_figure([panel((0.1, 0.2))] * count)
                 spec = figure.axes[0].get_subplotspec().get_gridspec()
                 assert spec.ncols <= 4
                 assert spec.nrows * spec.ncols - spec.ncols < count <= spec.nrows * spec.ncols
@@ -391,15 +432,15 @@ class TestFigures:
 
     def test_band_is_one_deviation(self):
         rows = ((0.2, 0.4), (0.4, 0.6))
-        with style.plain_matplotlib("x"):
-            axes = figures._figure([panel(*rows)]).axes[0]
+        with plot.plain_matplotlib("x"):
+            axes = figures.make_figure([panel(*rows)]).axes[0]
         top = axes.collections[0].get_paths()[0].vertices[:, 1].max()
         assert top == pytest.approx(0.5 + statistics.stdev((0.4, 0.6)))
         assert axes.lines[0].get_ydata() == pytest.approx([0.3, 0.5])
 
     def test_one_trial_has_no_band(self):
-        with style.plain_matplotlib("x"):
-            axes = figures._figure([panel((0.2, 0.4))]).axes[0]
+        with plot.plain_matplotlib("x"):
+            axes = figures.make_figure([panel((0.2, 0.4))]).axes[0]
         assert len(axes.collections) == 0
 
     def test_same_panels_same_bytes(self):
@@ -526,7 +567,7 @@ class TestPage:
         body = text[text.index("<body>") :]
         assert "stroke: var(--plain)" in body
         assert "fill: currentColor" in body
-        for colour in (*style.COLOURS.values(), style.INK, style.GRID):
+        for colour in (*plot.COLOURS.values(), plot.INK, plot.GRID):
             assert colour not in body
 
     def test_it_says_all_that_a_reader_needs(self, written):
@@ -536,7 +577,7 @@ class TestPage:
             "18 of 18 runs, 2 diverged",
             "the loss was nan in epoch 5",
             "neuvar run split --scale cpu",
-            "Nothing has been recorded for this claim",
+            "To run this experiment",
             "cores 2, cpu a laptop",
             "10,000 images instead of 50,000",
             "over n = 5 trials",
@@ -601,7 +642,7 @@ class TestPage:
 
 class TestFiles:
     def test_an_interrupted_report_leaves_the_old_one(self, tmp_path, monkeypatch):
-        files.put({tmp_path / "a": b"old", tmp_path / "b": b"old"})
+        write_files({tmp_path / "a": b"old", tmp_path / "b": b"old"})
         real, calls = os.fsync, []
 
         def interrupted(number):
@@ -612,14 +653,14 @@ class TestFiles:
 
         monkeypatch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            files.put({tmp_path / "a": b"new", tmp_path / "b": b"new"})
+            write_files({tmp_path / "a": b"new", tmp_path / "b": b"new"})
         assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"old", "b": b"old"}
 
     def test_a_file_is_replaced_and_never_written_over(self, tmp_path):
         """Whoever still reads the old file, here by another name, reads all of it."""
-        files.put({tmp_path / "a": b"old"})
+        write_files({tmp_path / "a": b"old"})
         (tmp_path / "reader").hardlink_to(tmp_path / "a")
-        files.put({tmp_path / "a": b"new"})
+        write_files({tmp_path / "a": b"new"})
         assert (tmp_path / "reader").read_bytes() == b"old"
         assert (tmp_path / "a").read_bytes() == b"new"
 
@@ -633,7 +674,7 @@ class TestFiles:
         assert not (tmp_path / "out").exists()
 
     def test_folders_are_made(self, tmp_path):
-        files.put({tmp_path / "x/y/z": b"1"})
+        write_files({tmp_path / "x/y/z": b"1"})
         assert (tmp_path / "x/y/z").read_bytes() == b"1"
 
 
@@ -652,6 +693,17 @@ def test_figures_that_have_no_results_any_more_are_removed(tmp_path):
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
 
 
+def test_overview_holds_the_panels_that_ask_for_it(tmp_path):
+    e = named("ewc")
+    chosen = replace(e, panels=lambda found: [replace(e.panels(found)[0], overview=True)])
+    done = report.write({"cpu": lines(e)}, tmp_path, experiments=[chosen])
+    overview = tmp_path / "figures" / "overview.png"
+    assert overview in done.figures
+    assert overview.read_bytes() == (tmp_path / "figures" / "ewc-cpu.png").read_bytes()
+    report.write({"cpu": lines(e)}, tmp_path, experiments=[e])
+    assert not overview.exists()
+
+
 @pytest.mark.parametrize(
     ("title", "label"),
     [("MNIST: test accuracy", ""), ("MNIST", "test accuracy"), ("", "test accuracy")],
@@ -660,8 +712,7 @@ def test_a_panel_says_once_what_it_shows(title, label):
     from matplotlib.figure import Figure
 
     from neuvar.experiments.findings import Panel
-    from neuvar.report.panels import plot
 
     axes = Figure().add_subplot()
-    plot(axes, Panel(title, "epoch", "test accuracy", ()), {}, (0, 1), 3)
+    plot.plot(axes, Panel(title, "epoch", "test accuracy", ()), {}, (0, 1), 3)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", label)

@@ -66,7 +66,7 @@ def shown(page, selector):
 def test_it_opens_without_complaints_and_asks_for_nothing(visit):
     page = visit().page
     assert page.title() == "Neural variability: claims and results"
-    assert page.locator("#shown").inner_text() == "All 6 claims are shown."
+    assert page.locator("#shown").inner_text() == "Showing all 6 claims."
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -148,7 +148,7 @@ class TestFilters:
         page = visit().page
         page.locator("#search").fill("ELASTIC  weight")
         assert shown(page, ".claim") == ["claim-ewc"]
-        assert page.locator("#shown").inner_text() == "1 of 6 claims are shown."
+        assert page.locator("#shown").inner_text() == "Showing 1 of 6 claims."
         page.locator("#search").fill("no such words")
         assert shown(page, ".claim") == []
         page.locator("#nothing .clear").click()

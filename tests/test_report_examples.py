@@ -62,7 +62,7 @@ def by_seed(results, metric, b):
 def compared(metric, least=0.0):
     def check(results):
         found = gain(by_seed(results, metric, 1), by_seed(results, metric, 0))
-        return judge("Gain.", [Case("all", tuple(x - least for x in found))])
+        return judge("Gain", [Case("all", tuple(x - least for x in found))])
 
     return check
 

@@ -81,5 +81,6 @@ def _show(claims: Sequence[Claim]) -> None:
             print(paragraph(finding.experiment.settings(finding.scale), indent=2))
             rows = [finding.table.columns, *(map(str, row) for row in finding.table.rows)]
             print(*("  " + line for line in aligned([list(row) for row in rows])), sep="\n")
-            print(paragraph(finding.verdict.because, indent=2))
+            for text in (finding.verdict.because, *finding.verdict.cases):
+                print(paragraph(text, indent=2))
     print()

@@ -1,4 +1,4 @@
-"""``neuvar report``: from results to verdicts, figures and a page."""
+"""``neuvar report``: turn results into verdicts, figures and a page."""
 
 from __future__ import annotations
 
@@ -25,66 +25,70 @@ def add_report(commands: Commands) -> None:
         "report",
         "turn results into verdicts, figures and an HTML page",
         f"""\
-Nothing is trained. Without --scale the results of cpu and paper are shown, or those of smoke if
+Nothing is trained. Without --scale, the report shows the results of cpu and paper, or of smoke if
 there are no others.
 
 {paragraph(f"experiments: {', '.join(EXPERIMENTS)}")}
 
 examples:
   neuvar report                                all experiments, into out/report
-  neuvar report forgetting ewc --scale paper   two of them, at the paper's own settings
+  neuvar report forgetting ewc --scale paper   two of them, at the paper's settings
   neuvar report --into README.md docs/results.md
-                                               renew the results between markers of documents
-  neuvar report --open                         show the page in a browser
+                                               update the results between markers in documents
+  neuvar report --open                         open the page in a browser
 """,
     )
     parser.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which (default: all)")
     add_results(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("out/report"), metavar="DIR",
-        help="where to write (default: out/report)",
+        help="folder to write to (default: out/report)",
     )  # fmt: skip
     parser.add_argument("--scale", nargs="+", choices=SCALES, default=[], help="which results")
     parser.add_argument(
         "--into", nargs="+", type=Path, default=[], metavar="FILE",
-        help="documents whose results, between markers, are to be renewed",
+        help="documents to update between their markers",
     )  # fmt: skip
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from neuvar.report import gather, insert, load, write  # imports numpy
+    from neuvar.report import gather, insert, load, write_claims  # imports numpy
 
     chosen = experiments(options.names)
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
-    if not any(claim.findings for claim in gather(lines, chosen, options.scale)):
-        what = " ".join(e.name for e in chosen) if options.names else "all"
+    claims = gather(lines, chosen, options.scale)
+    if not any(claim.findings for claim in claims):
+        what = " ".join(e.argument for e in chosen) if options.names else "all"
         raise ValueError(
-            f"{options.results} has no results to report; neuvar run {what} brings them"
+            f"{options.results} has no results to report; run them with: neuvar run {what}"
         )
-    written = write(lines, options.out, experiments=chosen, scales=options.scale)
-    print(*verdicts(written.claims), sep="\n")
-    for document in options.into:
+    report = write_claims(claims, options.out)
+    print(*verdicts(claims), sep="\n")
+    every = claims
+    if options.into and (options.names or options.scale):  # documents may show the others
         every = gather(lines, EXPERIMENTS.values())
+    for document in options.into:
         changed = insert(document, every, figures=options.out / "figures")
-        print(f"{'renewed' if changed else 'nothing new in'}: {document}")
-    print(f"written: {written.page}")
+        print(f"{'updated' if changed else 'unchanged'}: {document}")
+    print(f"written: {report.page}")
     if options.open:
-        webbrowser.open(written.page.resolve().as_uri())
+        webbrowser.open(report.page.resolve().as_uri())
     return 0
 
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:
     """Every claim with its verdict, as text in columns."""
-    from neuvar.report.words import VERDICTS
+    from neuvar.report.text import VERDICTS
 
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:
         number, name = claim.experiment.number, claim.experiment.name
-        for found in claim.findings:
-            said, because = " ".join(VERDICTS[found.verdict.outcome]), found.verdict.because
-            rows.append((number, name, said, found.scale, found.n, because))
+        for finding in claim.findings:
+            verdict = finding.verdict
+            words = " ".join(VERDICTS[verdict.outcome])
+            rows.append((number, name, words, finding.scale, finding.n, verdict.because))
         if not claim.findings:
             rows.append((number, name, " ".join(VERDICTS[""]), "–", "–", ""))
     return aligned(rows)

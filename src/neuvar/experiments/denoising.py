@@ -41,8 +41,8 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     plain = query.group(results, optimizer="sgd")
     made = []
     for metric, title in (
-        ("test_accuracy", "test accuracy at the last epoch"),
-        ("memorized", "wrong labels memorized at the last epoch"),
+        ("test_accuracy", "test accuracy, last epoch"),
+        ("memorized", "wrong labels memorized, last epoch"),
     ):
         lines = [query.flat(plain, every, metric, "SGD")]
         for name, role in ROLES.items():

@@ -57,9 +57,9 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     """Mean accuracy over the tasks so far, for each Fisher information and strength."""
     return [
         Panel(
-            f"{fisher.capitalize()}, λ = {strength}",
+            f"{fisher[0].upper()}{fisher[1:]}, λ = {strength}",
             "tasks learned",
-            "mean test accuracy",
+            "mean accuracy with EWC",
             query.curves(query.group(trials), "mean_accuracy", "Adam"),
         )
         for fisher, strength, trials in groups(results)

@@ -246,4 +246,6 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
         outcome = "true"
     counts = [f"{words} {single.count(k)}" for k, words in WORDS.items() if k in single]
     counts[0] += " case" if counts[0].endswith(" 1") else " cases"
+    if len(counts) == 1 and len(single) > 1:
+        counts[0] = counts[0].replace(" in ", " in all ")
     return Verdict(outcome, f"{what}: {', '.join(counts)}.", tuple(map(str, compared)))

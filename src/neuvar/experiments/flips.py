@@ -160,7 +160,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     for data, rate, trials, b in shown:
         metrics = {"test_accuracy": "test accuracy"}
         if rate == 0.4 or rate == hardest[data]:
-            metrics["train_accuracy"] = "accuracy on training labels"
+            metrics["train_accuracy"] = "training accuracy"
             metrics["memorized"] = "wrong labels memorized"
         at = [s for s in (0.0, b) if s is not None]
         title = f"{SETS[data]}, {100 * rate:.0f} % wrong labels"
@@ -183,7 +183,7 @@ def table(results: Sequence[Result]) -> Table:
     columns = {
         "test, last epoch": query.last("test_accuracy"),
         "test, best epoch": query.best("test_accuracy"),
-        "training labels, last epoch": query.last("train_accuracy"),
+        "training, last epoch": query.last("train_accuracy"),
         "wrong labels memorized, last epoch": query.last("memorized"),
     }
     return query.make_table(("data", "wrong labels", "method"), rows, columns)

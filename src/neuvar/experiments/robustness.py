@@ -68,7 +68,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     made = []
     for metric, y_label, percent in (
         ("test_accuracy", "test accuracy", True),
-        ("expected_sharpness", SHARPNESS, False),
+        ("expected_sharpness", "sharpness (loss rise)", False),
     ):
         for name, every in networks(query.group(results)):
             lines = tuple(

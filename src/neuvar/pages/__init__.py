@@ -1,4 +1,4 @@
-"""What all HTML pages have in common: each is one file that needs nothing but itself."""
+"""Shared parts of the HTML pages: each page is a single file without external resources."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from string import Template
 
 
 def fill(package: str, /, *, scripts: Iterable[str] = ("page.js",), **parts: str) -> str:
-    """The page of a package: its ``page.html`` with a head, and with what it asks for besides.
+    """Fill the ``page.html`` of a package with the shared head and its own parts.
 
     Args:
-        package: where ``page.html``, ``page.css`` and the scripts are.
-        scripts: files that follow on the common script, in this order.
-        parts: what else the template asks for, as HTML that is safe.
+        package: contains ``page.html``, ``page.css`` and the scripts.
+        scripts: files that follow the shared script, in this order.
+        parts: the other placeholders of the template, as safe HTML.
     """
     css = _part(__name__, "base.css") + _part(package, "page.css")
-    # One function around all of them leaves nothing behind in the window.
+    # One function around all of them keeps their names out of the window.
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
     head = Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
@@ -30,7 +30,7 @@ def _part(package: str, name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Only our own script runs, and nothing is loaded from anywhere."""
+    """The content security policy: only our own script runs, and nothing is loaded."""
     # base.html puts a line break before the script.
     digest = hashlib.sha256(f"\n{script}".encode()).digest()
     allowed = {

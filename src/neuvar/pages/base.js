@@ -1,13 +1,13 @@
-// What all pages use: elements, memory, the theme, and commands to copy.
+// Shared by all pages: elements, storage, the theme, and commands to copy.
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const get = (id) => document.getElementById(id);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-// A browser may refuse storage, above all to a file; then it lasts as long as the page.
+// A browser may refuse storage, mostly to files; then settings last as long as the page.
 const storage = {
   get(key) { try { return localStorage.getItem(key); } catch { return null; } },
-  set(key, value) { try { localStorage.setItem(key, value); } catch { /* so be it */ } },
+  set(key, value) { try { localStorage.setItem(key, value); } catch { /* not stored */ } },
 };
 const chosen = storage.get("neuvar-theme");
 if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
@@ -35,7 +35,7 @@ function copying() {
         await navigator.clipboard.writeText(code.textContent);
         button.textContent = "Copied";
       } catch {
-        // Without leave to write to the clipboard the text is at least selected.
+        // Without permission to use the clipboard, select the text.
         getSelection().selectAllChildren(code);
         button.textContent = "Selected";
       }

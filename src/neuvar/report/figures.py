@@ -39,6 +39,8 @@ SIZES = {1: (4.6, 3.0), 2: (3.6, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
 """Width and height of a panel in inches, by the number of columns."""
 Limits: TypeAlias = tuple[float, float]
 KINDS = ("svg", "png")
+LEGEND = 15
+"""Letters of the legend per inch."""
 DPI = 200
 
 
@@ -97,8 +99,7 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
     width, height = SIZES[columns]
     looks = styles(panels)
     words = [printable(label) for label, _ in looks]
-    fitting = max(1, int(columns * width * 13 / (7 + max(map(len, words), default=0))))
-    legend_rows = math.ceil(len(words) / fitting)
+    legend_rows = math.ceil(sum(10 + len(word) for word in words) / (LEGEND * columns * width))
     size = columns * width, rows * height + 0.18 * legend_rows + 0.2
     figure = Figure(figsize=size, layout="constrained")
     for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
@@ -115,7 +116,7 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
             ["label"] * len(words),
             loc="outside upper left",
             ncols=math.ceil(len(words) / legend_rows),
-            handlelength=3.2,
+            handlelength=2.8,
         )
         for text, word in zip(legend.get_texts(), words, strict=True):
             text.set_text(word)

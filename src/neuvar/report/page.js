@@ -1,4 +1,4 @@
-// Tables that sort, claims that are filtered, lines that are seen alone.
+// Sortable tables, filters for claims, and lines shown alone.
 function sorting() {
   for (const head of all("th[data-sortable]")) {
     const button = document.createElement("button");
@@ -21,7 +21,7 @@ function sort(head) {
   };
   const rows = [...body.rows].map((row) => [value(row), row]);
   rows.sort(([a], [b]) => {
-    // Cells without a number stay at the end in both directions.
+    // Cells without a number stay last in both directions.
     if (numeric && (isNaN(a) || isNaN(b))) return isNaN(a) - isNaN(b);
     const order = numeric ? a - b : a.localeCompare(b, "en", { numeric: true });
     return up ? order : -order;
@@ -32,17 +32,17 @@ function sort(head) {
 function filtering() {
   const search = get("search"), scale = get("scale");
   const buttons = all(".chipbutton"), claims = all(".claim"), rows = all(".summary tbody tr");
-  // Links to its neighbours are no part of a claim's text.
-  const said = (claim) => all(":scope > :not(nav)", claim).map((part) => part.textContent).join(" ");
-  const text = new Map(claims.map((claim) => [claim.id, said(claim).replace(/\s+/g, " ").toLowerCase()]));
+  // Without the links to other claims.
+  const words = (claim) => all(":scope > :not(nav)", claim).map((part) => part.textContent).join(" ");
+  const text = new Map(claims.map((claim) => [claim.id, words(claim).replace(/\s+/g, " ").toLowerCase()]));
   let verdict = "";
 
   function apply() {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (element) =>
       (!verdict || element.dataset.verdict === verdict) &&
       (!scale.value || element.dataset.scale === scale.value) &&
-      words.every((word) => text.get(element.dataset.claim).includes(word));
+      wanted.every((word) => text.get(element.dataset.claim).includes(word));
     let count = 0;
     for (const claim of claims) {
       const findings = all("[data-claim]", claim);
@@ -54,7 +54,7 @@ function filtering() {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === verdict));
     get("nothing").hidden = count > 0;
     get("shown").textContent =
-      count === claims.length ? `All ${count} claims are shown.` : `${count} of ${claims.length} claims are shown.`;
+      count === claims.length ? `Showing all ${count} claims.` : `Showing ${count} of ${claims.length} claims.`;
   }
   function clear() {
     search.value = scale.value = verdict = "";
@@ -67,7 +67,7 @@ function filtering() {
   for (const button of all(".clear")) button.addEventListener("click", clear);
   search.addEventListener("input", apply);
   scale.addEventListener("change", apply);
-  // A link to something that is filtered out shows it again.
+  // A link to a hidden claim shows it again.
   document.addEventListener("click", (event) => {
     const link = event.target.closest('a[href^="#"]');
     const target = link && get(link.hash.slice(1));

@@ -165,6 +165,8 @@ def _anchor(name: str, title: str) -> str:
 def _finding(finding: Finding, claim: str) -> str:
     name, title, verdict = escape(finding.name), finding.experiment.title, finding.verdict
     cases = "".join(f"<li>{_unbroken(case)}</li>" for case in verdict.cases)
+    if cases:
+        cases = _details(f"Comparisons ({len(verdict.cases)})", f"<ul>{cases}</ul>")
     lost = ""
     if finding.diverged:
         pairs = diverged_runs(finding.diverged, finding.results)
@@ -184,7 +186,7 @@ data-claim="{claim}" data-verdict="{verdict.outcome}" data-scale="{finding.scale
         _anchor(name, f"{title}, {finding.scale} scale")
     }</h3>{_chip(verdict.outcome)}</header>
 <p class="because">{_unbroken(verdict.because)}</p>
-{f'<ul class="cases">{cases}</ul>' if cases else ""}
+{cases}
 {_figure(finding)}
 {_table(finding.table, f"{title}, {finding.scale} scale")}
 <p class="quiet{warn}">Mean ± standard deviation, n&nbsp;=&nbsp;{finding.n} trials per setting; {

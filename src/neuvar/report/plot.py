@@ -32,7 +32,7 @@ COLOURS: dict[Role, str] = {
 INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
 B_LIMITS = (0.015, 0.025, 0.04, 0.06)
 """Limits of b between one shade of a colour and the next: the larger b, the darker."""
-SHADES = ((PAPER, 0.5), (PAPER, 0.25), (INK, 0.0), (INK, 0.35), (INK, 0.65))
+SHADES = ((PAPER, 0.4), (PAPER, 0.2), (INK, 0.0), (INK, 0.35), (INK, 0.65))
 """The colour that each shade mixes in, and its share."""
 ORDER = (2, 4, 0, 3, 1)
 """Shades of lines without b, or whose shade is taken."""
@@ -44,8 +44,8 @@ DASHES: tuple[Any, ...] = (
     (0, (9, 2)),
 )
 MARKERS: dict[Role, str] = {"plain": "o", "nvrm": "s", "other": "^", "third": "D", "fourth": "v"}
-OTHER_MARKERS = "<>sPX"
-"""Markers by shade; the middle shade has the marker of the role."""
+B_MARKERS = "<>pPX"
+"""Markers of lines with b, and of further lines without b, by shade."""
 
 SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -82,7 +82,7 @@ STEPS = (1, 2, 5, 10)
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a line: colour by role; shade, dashes and marker by b, or by order."""
+    """Colour by role; shade, dashes and marker by b, or by order."""
 
     colour: str
     dashes: Any
@@ -107,15 +107,17 @@ def styles(panels: Sequence[Panel]) -> dict[tuple[str, Role], Style]:
     taken: dict[tuple[str, Role], int] = {}
     for key, line in sorted(lines.items(), key=lambda item: (roles.index(item[0][1]), item[1].b)):
         wanted = [bisect.bisect(B_LIMITS, line.b)] if line.b else []
-        used = {shade for (_, role), shade in taken.items() if role == line.role}
+        used = {
+            s for k, s in taken.items() if k[1] == line.role and bool(lines[k].b) == bool(line.b)
+        }
         taken[key] = next((s for s in (*wanted, *ORDER) if s not in used), ORDER[0])
     return {
-        (label, role): Style(
-            mixed(COLOURS[role], *SHADES[shade]),
+        key: Style(
+            mixed(COLOURS[key[1]], *SHADES[shade]),
             DASHES[shade],
-            MARKERS[role] if shade == ORDER[0] else OTHER_MARKERS[shade],
+            B_MARKERS[shade] if lines[key].b or shade != ORDER[0] else MARKERS[key[1]],
         )
-        for (label, role), shade in taken.items()
+        for key, shade in taken.items()
     }
 
 
@@ -224,7 +226,7 @@ def y_limits(panels: Sequence[Panel]) -> list[tuple[float, float]]:
     for extent, key in zip(own, keys, strict=True):
         group = [other for other, its_key in zip(own, keys, strict=True) if its_key == key]
         low, high = min(a for a, _ in group), max(b for _, b in group)
-        if min(b - a for a, b in group) < (high - low) / 2:
+        if min(b - a for a, b in group) < 0.4 * (high - low):
             low, high = extent
         margin = 0.05 * (high - low)
         ends = low - margin, high + margin

@@ -17,7 +17,7 @@ from neuvar.experiments.findings import (
     interval,
     judge,
 )
-from neuvar.experiments.reading import against, chosen, compare, curve, group, matching, number
+from neuvar.experiments.results_query import against, chosen, compare, curve, group, matching
 from neuvar.experiments.run_spec import Tasks, Training
 
 NAMES = list(EXPERIMENTS)
@@ -147,7 +147,7 @@ class TestVerdicts:
         runs = EXPERIMENTS[name].runs(scale, 3)
         verdict = EXPERIMENTS[name].check([result(r, nvrm_ahead(r, by)) for r in runs])
         assert verdict.outcome == outcome, verdict.because
-        assert "n = 3" in verdict.because
+        assert all("n = 3" in case for case in verdict.cases)
 
     def test_no_difference(self, name, scale):
         runs = EXPERIMENTS[name].runs(scale, 3)
@@ -212,7 +212,7 @@ class TestChoices:
         assert marked
         for row in marked:
             cell = next(c for c in row if isinstance(c, str) and "(chosen)" in c)
-            assert any(f"{number(b)} (chosen)" in cell for b in (0.01, 0.02, 0.03, 0.05, 0.1))
+            assert any(f"{b:g} (chosen)" in cell for b in (0.01, 0.02, 0.03, 0.05, 0.1))
 
     def test_a_rate_with_one_b_is_compared_at_that(self):
         """At 40 % another b is chosen, which the other rates do not have."""
@@ -223,7 +223,7 @@ class TestChoices:
         ]  # fmt: skip
         verdict = EXPERIMENTS["pair-flips"].check(results)
         assert verdict.outcome == "true", verdict.because
-        assert verdict.because.count("n = 3") == 2 * 4
+        assert ["n = 3" in case for case in verdict.cases] == [True] * (2 * 4)
 
 
 class TestFindings:
@@ -247,11 +247,23 @@ class TestFindings:
         assert outcome(open_) == outcome(up, open_) == outcome((0.1,)) == "undecided"
         assert outcome() == outcome(()) == outcome((0.0, 0.0)) == "undecided"
         assert outcome((math.nan, 0.1)) == outcome(up, (math.nan, 0.1)) == "undecided"
-        said = judge("Gain.", [Case("A", up), Case("B", (), 2), Case("C", (0.1,), 1)])
+        said = judge("Gain", [Case("A", up), Case("B", (), 2), Case("C", (0.1,), 1)])
         assert said.outcome == "undecided"  # nobody knows what the lost ones would have shown
-        assert said.because == (
-            "Gain. A: +10.0 points (n = 3, 95 % interval +7.5 to +12.5); B: nothing to compare, "
-            "2 diverged; C: +10.0 points (n = 1, 1 diverged)."
+        assert said.because == "Gain: better in 1 case, no significant difference in 2."
+        assert said.cases == (
+            "A: 10.0 points higher (95 % interval 7.5 to 12.5, n = 3)",
+            "B: nothing to compare, 2 diverged",
+            "C: 10.0 points higher (n = 1, 1 diverged)",
+        )
+        assert judge("Gain", [Case("A", up)] * 2).because == "Gain: better in all 2 cases."
+
+    def test_cases_say_which_way_they_go(self):
+        down = (-0.1, -0.11, -0.09)
+        assert str(Case("A", down)) == "A: 10.0 points lower (95 % interval 7.5 to 12.5, n = 3)"
+        assert str(Case("A", down, lower=True)).startswith("A: 10.0 points higher (95 % ")
+        rise = Case("sharpness (rise of the loss)", (115.0, 117.0), lower=True, percent=False)
+        assert (
+            str(rise) == "sharpness (rise of the loss): 116 lower (95 % interval 103 to 129, n = 2)"
         )
 
     def test_trials_that_diverged_keep_a_sentence_from_holding(self):
@@ -289,10 +301,11 @@ class TestFindings:
         for found in results:
             if found.finished:  # the gap of all but the lost trials is narrower beyond doubt
                 found.line["curves"]["train_accuracy"][-1] -= found.line["last"]["test_accuracy"]
-        said = experiment.check(results).because
-        assert said.count("gap narrower") == said.count("gap narrower: +") > 0
-        for part in said.split(";"):
-            assert "(n = 2, 1 diverged" in part
+        said = experiment.check(results).cases
+        gaps = [case for case in said if "generalization gap" in case]
+        assert gaps
+        assert all("points lower" in case for case in gaps)
+        assert all("n = 2, 1 diverged" in case for case in said)
 
     def test_a_sharpness_that_was_not_finite(self):
         experiment = EXPERIMENTS["robustness"]
@@ -300,7 +313,7 @@ class TestFindings:
         for found in results:
             found.line["under_noise"]["expected_sharpness"][-1] = None
         panels, _, verdict = looked_at(experiment, results)
-        assert "nan" not in verdict.because
+        assert "nan" not in " ".join(verdict.cases)
         assert any(math.isnan(y) for p in panels for line in p.lines for y in line.trials[0])
 
     def test_cells(self):
