@@ -89,8 +89,8 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
     rows = [["no.", "claim", "verdict", "scale", "n", "runs"], ["---"] * 4 + ["---:", "---"]]
     for claim in claims:
         e = claim.experiment
-        shown = [(f.name, f.verdict.outcome, f.scale, f.n, f.tally) for f in claim.findings]
-        for name, outcome, *others in shown or [(e.name, "", "–", "–", "–")]:
+        shown = [[f.name, f.verdict.outcome, f.scale, f.n, f.tally] for f in claim.findings]
+        for name, outcome, *others in shown or [[e.name, "", "–", "–", "–"]]:
             title = f"[{escape(e.title)}](#{name})" if linked else escape(e.title)
             rows.append([escape(e.number), title, " ".join(VERDICTS[outcome]), *others])
     return "\n".join(map(_row, rows))
