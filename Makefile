@@ -31,8 +31,8 @@ test-says:
 # Results must not depend on how the CPU rounds. Left out, by name, are tests of files, pages and
 # processes: a new file is run.
 NARROW := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
-NOT_NUMERICAL := cleaning_browser cli cli_choosing cli_run cli_showing cli_timing data data_files \
-	data_fuzz data_pickles data_sources docstring_markup documents engine engine_cluster engine_ray \
+NOT_NUMERICAL := cleaning_browser cli cli_choosing cli_run cli_showing cli_timing data data_fuzz \
+	data_idx data_sources data_verified docstring_markup documents engine engine_cluster engine_ray \
 	engine_results house report report_browser report_examples startup
 
 narrow: $(VENV)/.installed-dev ## the numerical tests with the narrowest instruction set; about 5 minutes

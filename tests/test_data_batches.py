@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from neuvar.data import Augmentation, Batches, Normalization, Split, normalization
-from neuvar.data.batches import _Cutter, crop_and_flip
+from neuvar.data.batches import _Cropper, crop_and_flip
 
 
 def images(n=50, channels=3, height=8, width=8, seed=0):
@@ -50,14 +50,14 @@ class TestCropAndFlip:
     @pytest.mark.parametrize("pad", [0, 1, 4])
     def test_the_quick_way_on_a_cpu_equals_the_readable_one(self, pad):
         x = images(200, height=5, width=7)
-        cutter = _Cutter((64, 3, 5, 7), pad)
+        cropper = _Cropper((64, 3, 5, 7), pad)
         rng = np.random.default_rng(0)
         for some in x.split(64):  # the last one is not full, and buffers are used again
             top, left = rng.integers(0, 2 * pad + 1, (2, len(some)))
             flip = rng.integers(0, 2, len(some)).astype(bool)
             places = [torch.from_numpy(draw) for draw in (top, left, flip)]
             expected = crop_and_flip(some, *places, pad=pad)
-            assert torch.equal(cutter(some, top, left, flip), expected)
+            assert torch.equal(cropper(some, top, left, flip), expected)
 
     def test_the_middle_without_flip_changes_nothing(self):
         x, middle = images(), torch.full((50,), 3)
@@ -115,10 +115,10 @@ class TestNormalization:
     @pytest.mark.parametrize(
         ("call", "sentence"),
         [
-            (lambda: normalization(images(), mean="image"), "mean must be channel or pixel, got"),
+            (lambda: normalization(images(), mean="image"), "mean must be one of channel, pixel"),
             (lambda: normalization(images().float()), "images must be uint8 of shape"),
             (lambda: normalization(images()[0, 0]), r"got torch.uint8 of shape \(8, 8\)"),
-            (lambda: normalization(images()[:0]), "images is empty"),
+            (lambda: normalization(images()[:0]), "images must not be empty"),
             (lambda: Normalization(torch.zeros(1), torch.zeros(1)), "std must be positive"),
             (
                 lambda: Normalization(torch.tensor(torch.inf), torch.ones(1)),
@@ -281,9 +281,9 @@ class TestBatches:
             ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
             ({"batch_size": 2.0}, r"batch_size must be an integer >= 1, got 2\.0"),
             ({"batch_size": True}, "batch_size must be an integer >= 1, got True"),
-            ({"seed": None}, r"seed must be an integer >= 0 and < 2\*\*32, got None"),
-            ({"seed": -1}, "seed must be an integer >= 0 and .*, got -1"),
-            ({"seed": 1.5}, r"seed must be an integer >= 0 and .*, got 1\.5"),
+            ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),
+            ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
+            ({"seed": 1.5}, r"seed must be an integer from 0 to .*, got 1\.5"),
             ({"seed": 1 << 32}, "seed must be an integer .*, got 4294967296"),
             ({"seed": True}, "seed must be an integer .*, got True"),
             ({"seed": None, "shuffle": False, "augment": Augmentation()}, "seed must be"),
@@ -309,7 +309,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("number", [-1, 1.0, None, True])
     def test_an_epoch_must_be_a_number(self, number):
-        with pytest.raises(ValueError, match="number must be an integer >= 0"):
+        with pytest.raises(ValueError, match="number must be an integer from 0 to"):
             Batches(split(), 16, seed=0).epoch(number)
 
     @pytest.mark.parametrize("start", [-1, 5, 1.0])
@@ -343,7 +343,7 @@ class TestBatches:
         }
         assert len(found) == 18
         for call in (Batches(split(), 16, seed=0).order, Batches(split(), 16, seed=0).epoch):
-            with pytest.raises(ValueError, match=r"number must be .* < 2\*\*32, got 4294967296"):
+            with pytest.raises(ValueError, match=r"number must be .* from 0 to 4294967295"):
                 call(1 << 32)
 
     def test_no_images_are_no_batches(self):

@@ -24,27 +24,24 @@ def kinds(tool, tmp_path_factory):
     return tool.kinds(tmp_path_factory.mktemp("valid"))
 
 
-def test_valid_files_are_read(kinds, tmp_path):
+def test_valid_files_are_read(kinds):
     for kind in kinds.values():
-        for content in kind.valid:
-            path = tmp_path / "x"
-            path.write_bytes(content)
-            kind.read(path, content)
+        kind.path.write_bytes(kind.valid)
+        kind.read(kind.path)
 
 
-def test_damaged_files_are_refused_or_read_as_the_valid_one(tool, kinds, tmp_path):
+def test_damaged_files_are_refused_or_read_as_the_valid_one(tool, kinds):
     """Here without limits and watch, which need a process of their own."""
-    path = tmp_path / "x"
     refused = read = 0
     for name, kind in kinds.items():
         for number in range(200):
-            content = tool.make(kind, name, 1, number)
-            path.write_bytes(content)
+            kind.path.write_bytes(tool.make(kind, name, 1, number))
             try:
-                kind.read(path, content)
+                kind.read(kind.path)
                 read += 1
             except tool.DataError:
                 refused += 1
+        kind.path.write_bytes(kind.valid)
     assert refused + read == 200 * len(kinds)
     assert refused > 10 * read > 0
 
@@ -71,8 +68,7 @@ def test_the_fuzzer_notices_what_it_looks_for(tool, tmp_path):
     before = signal.signal(signal.SIGALRM, tool._too_slow)
 
     def outcome(read):
-        kind = tool.Kind([], lambda _, __: read())
-        return tool.attempt(kind, tmp_path / "x", b"", watch, 1.0)
+        return tool.attempt(tool.Kind(b"", tmp_path / "x", lambda _: read()), watch, 1.0)
 
     try:
         assert outcome(lambda: None) == "read as the valid file"

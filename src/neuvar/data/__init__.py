@@ -1,4 +1,4 @@
-"""Image data sets as bytes in memory, checked to the bit, and batches of them."""
+"""Image data sets in memory, verified by SHA-256, and batches of them."""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +6,9 @@ from neuvar.lazy import attach as _attach
 
 if TYPE_CHECKING:
     from neuvar.data.batches import Augmentation, Batches, Normalization, normalization
+    from neuvar.data.dataset import Dataset, Split, mnist_excerpt
     from neuvar.data.errors import DataError
     from neuvar.data.loading import NAMES, cifar10, cifar100, fashion_mnist, load, mnist
-    from neuvar.data.sets import Dataset, Split, mnist_excerpt
 else:
     __getattr__, __dir__ = _attach(
         __name__,
@@ -17,15 +17,15 @@ else:
             "Augmentation": "batches",
             "Batches": "batches",
             "DataError": "errors",
-            "Dataset": "sets",
+            "Dataset": "dataset",
             "Normalization": "batches",
-            "Split": "sets",
+            "Split": "dataset",
             "cifar10": "loading",
             "cifar100": "loading",
             "fashion_mnist": "loading",
             "load": "loading",
             "mnist": "loading",
-            "mnist_excerpt": "sets",
+            "mnist_excerpt": "dataset",
             "normalization": "batches",
         },
     )

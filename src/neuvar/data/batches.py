@@ -1,4 +1,4 @@
-"""Batches of images, shuffled and augmented by the batch, normalised on the way out."""
+"""Batches of images in memory: shuffled, augmented and normalized a batch at a time."""
 
 from __future__ import annotations
 
@@ -14,40 +14,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from neuvar.data.sets import Split
+from neuvar import _validate
+from neuvar.data.dataset import Split
 
 HASHED_ROWS, HASHED_NUMBERS = 256, 1 << 20
-"""How many rows and numbers of a large tensor a fingerprint looks at."""
+"""Most rows and numbers of a large tensor that :func:`digest` hashes."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of an image that keep its class.
+    """Random crop and horizontal flip.
 
     Attributes:
-        pad: the image gets this many black pixels on every side and is cut to its size again at a
-            random place.
-        flip: whether left and right are exchanged with probability ½.
+        pad: black pixels added on every side before a random crop to the original size.
+        flip: whether to flip an image horizontally with probability 1/2.
     """
 
     pad: int = 4
     flip: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.pad) is not int or self.pad < 0:
-            raise ValueError(f"pad must be an integer >= 0, got {self.pad!r}")
-        if type(self.flip) is not bool:
-            raise ValueError(f"flip must be True or False, got {self.flip!r}")
+        _validate.integer("pad", self.pad, low=0)
+        _validate.boolean("flip", self.flip)
 
 
 @dataclass(frozen=True, eq=False)
 class Normalization:
-    r"""Subtract a mean and divide by a deviation: :math:`(x / 255 - \mu) / \sigma`.
+    r"""Mean and standard deviation to normalize images with: :math:`(x / 255 - \mu) / \sigma`.
 
     Attributes:
-        mean: one number for each channel, shape (channels, 1, 1), or for each pixel, shape
-            (channels, height, width); in the unit in which white is 1.
-        std: likewise.
+        mean: shape (channels, 1, 1), or (channels, height, width) for a mean of each pixel; pixels
+            are from 0 to 1.
+        std: standard deviation, of the same shapes.
     """
 
     mean: Tensor
@@ -61,25 +59,24 @@ class Normalization:
 
 
 def normalization(images: Tensor, *, mean: str = "channel") -> Normalization:
-    """Statistics of a training split: each channel's deviation, and its mean or each pixel's.
+    """Mean and standard deviation of each channel of a training split.
 
-    They come from sums of whole numbers, so they are exact and the same on every machine.
+    They are computed from sums of integers, so they are exact and the same on every machine.
 
     Args:
         images: uint8, shape (n, height, width) or (n, channels, height, width).
-        mean: "channel", or "pixel" to subtract each pixel's own mean over the images.
+        mean: "channel", or "pixel" for a mean of each pixel.
 
     Examples:
         >>> from neuvar.data import mnist_excerpt
-        >>> found = normalization(mnist_excerpt().train.images)
-        >>> round(float(found.mean), 3), round(float(found.std), 3)
+        >>> statistics = normalization(mnist_excerpt().train.images)
+        >>> round(float(statistics.mean), 3), round(float(statistics.std), 3)
         (0.13, 0.308)
     """
-    if mean not in ("channel", "pixel"):
-        raise ValueError(f"mean must be channel or pixel, got {mean!r}")
+    _validate.one_of("mean", mean, ("channel", "pixel"))
     images = _with_channels(images)
     if not len(images):
-        raise ValueError("images is empty; a mean needs at least one image")
+        raise ValueError("images must not be empty")
     count = images.numel() // images.shape[1]
     pixels = torch.zeros(images.shape[1:], dtype=torch.int64, device=images.device)
     squares = torch.zeros(images.shape[1], dtype=torch.int64, device=images.device)
@@ -88,31 +85,31 @@ def normalization(images: Tensor, *, mean: str = "channel") -> Normalization:
         squares += part.to(torch.int32).square_().sum((0, 2, 3))
     channel = pixels.sum((1, 2)).double() / count
     std = (squares.double() / count - channel.square()).clamp_(min=0).sqrt()
-    std[std == 0] = 255.0  # a channel that is the same everywhere has nothing to scale
+    std[std == 0] = 255.0  # constant channels are not scaled
     centre = channel[:, None, None] if mean == "channel" else pixels.double() / len(images)
     return Normalization((centre / 255).float(), (std / 255).float()[:, None, None])
 
 
 class Batches:
-    """Batches of a data set that stays as bytes in memory, on any device.
+    """Batches of a data set that stays in memory as uint8, on any device.
 
-    The order of an epoch and its augmentation depend on the seed and the epoch's number alone, and
-    are the same on every device. So a run that stopped goes on with the very batches that it would
-    have had: ``batches.epoch(3)``, or ``batches.epoch(3, start=17)`` from inside an epoch.
+    The order and the augmentation of an epoch depend only on the seed and the epoch number, and are
+    the same on every device. So a run can resume with the batches it would have had:
+    ``batches.epoch(3)``, or ``batches.epoch(3, start=17)`` inside an epoch.
 
-    Each batch is a tuple of float images, shape (batch, channels, height, width), and labels. Plain
-    iteration, ``for images, labels in batches``, takes the next epoch each time it begins.
+    Each batch is a tuple of float images, shape (batch, channels, height, width), and labels. A
+    loop ``for images, labels in batches`` takes the next epoch each time.
 
     Args:
-        data: a split, or tensors of the same length whose first one holds uint8 images; a batch has
-            an item for each of them. With ``torch.arange(n)`` among them, a batch knows its images.
-        batch_size: images in a batch.
-        seed: an integer from 0 to 2**32 - 1; needed to shuffle or to augment.
-        shuffle: False for the official order, as for evaluation.
-        augment: how to change images at random, or None.
+        data: a split, or tensors of the same length, the first of which holds uint8 images. A batch
+            has an item for each tensor; add ``torch.arange(n)`` to get the indices of the images.
+        batch_size: images per batch.
+        seed: an integer from 0 to 2**32 - 1; required to shuffle or to augment.
+        shuffle: False keeps the official order, for evaluation.
+        augment: random changes of the images, or None.
         normalize: see :func:`normalization`; None leaves images in [0, 1].
-        device: where batches are made; the data set is moved there once.
-        drop_last: whether to leave out a last batch that is not full.
+        device: device of the batches; the data set is moved there once.
+        drop_last: whether to drop the last batch if it is not full.
 
     Examples:
         >>> from neuvar.data import mnist_excerpt
@@ -140,12 +137,9 @@ class Batches:
         if any(len(other) != len(images) for other in others):
             lengths = ", ".join(str(len(t)) for t in (images, *others))
             raise ValueError(f"data must be tensors of the same length, got {lengths}")
-        if type(batch_size) is not int or batch_size < 1:
-            raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
-        needs_seed = seed is not None or shuffle or augment is not None
-        if needs_seed and not _is_word(seed):
-            raise ValueError(f"seed must be an integer >= 0 and < 2**32, got {seed!r}")
-        self.batch_size = batch_size
+        if seed is not None or shuffle or augment is not None:
+            seed = _validate.seed(seed)
+        self.batch_size = _validate.integer("batch_size", batch_size, low=1)
         self.next_epoch = 0
         self._images = images.to(device)
         self._others = [other.to(device) for other in others]
@@ -165,26 +159,19 @@ class Batches:
         return self.epoch(number)
 
     def order(self, number: int) -> Tensor:
-        """Which images an epoch shows, in its order: int64 on the CPU, shape (n,)."""
-        if not _is_word(number):
-            raise ValueError(f"number must be an integer >= 0 and < 2**32, got {number!r}")
+        """Indices of the images of an epoch in its order: int64 on the CPU, shape (n,)."""
+        number = _validate.seed(number, "number")
         if not self._shuffle:
             return torch.arange(len(self._images))
         return torch.from_numpy(self._random(number, 0).permutation(len(self._images)))
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """Batches of one epoch, from number 0, beginning with its batch ``start``."""
-        if not _is_word(number):
-            raise ValueError(f"number must be an integer >= 0 and < 2**32, got {number!r}")
-        if type(start) is not int or not 0 <= start <= len(self):
-            raise ValueError(f"start must be an integer from 0 to {len(self)}, got {start!r}")
-        return self._epoch(number, start)
+        """Batches of epoch ``number`` (the first is 0), from batch ``start`` on."""
+        number = _validate.seed(number, "number")
+        return self._epoch(number, _validate.integer("start", start, low=0, high=len(self)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells these batches from others: options, and hashes of the data.
-
-        Of the images some are hashed, of the labels all. It is the same on every device.
-        """
+        """Options and hashes of the data: of some images, of all labels. The same on any device."""
         return {
             "batch_size": self.batch_size,
             "seed of the batches": self._seed,
@@ -208,19 +195,19 @@ class Batches:
             yield (images, *(other.index_select(0, index) for other in self._others))
 
     def _changes(self, number: int) -> Callable[[Tensor, slice], Tensor]:
-        """What augmentation makes of the images at some places of an epoch."""
+        """Augmentation of an epoch: a function of some images and their positions in the epoch."""
         if self._augment is None:
             return lambda images, _: images
         pad, (top, left, flip) = self._augment.pad, self._draws(number)
         if self._images.device.type == "cpu":
             most = min(self.batch_size, len(self._images))
-            cutter = _Cutter((most, *self._images.shape[1:]), pad)
-            return lambda images, rows: cutter(images, top[rows], left[rows], flip[rows])
+            cropper = _Cropper((most, *self._images.shape[1:]), pad)
+            return lambda images, rows: cropper(images, top[rows], left[rows], flip[rows])
         drawn = [torch.from_numpy(draw).to(self._images.device) for draw in (top, left, flip)]
         return lambda images, rows: crop_and_flip(images, *(d[rows] for d in drawn), pad=pad)
 
     def _draws(self, number: int) -> tuple[NDArray[Any], ...]:
-        """Rows and columns of the cuts, and who is flipped, for every place of an epoch."""
+        """First row and column of each crop of an epoch, and whether it is flipped."""
         assert self._augment is not None
         random, count = self._random(number, 1), len(self._images)
         top, left = random.integers(0, 2 * self._augment.pad + 1, (2, count))
@@ -228,19 +215,21 @@ class Batches:
         return top, left, flip
 
     def _random(self, number: int, purpose: int) -> np.random.Generator:
+        # numpy joins the parts of a seed as 32-bit words. Each part is checked to be one word, so
+        # different seeds and epochs have different streams.
         assert self._seed is not None
         return np.random.Generator(np.random.PCG64([self._seed, number, purpose]))
 
 
 def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
-    """Short hash of tensors or arrays, after a #: whole rows of labels, some rows of large others.
+    """Short hash of tensors or arrays: of all integers in one dimension, of some rows of others.
 
     >>> digest([torch.arange(3)]) == digest([torch.arange(3)]) != digest([torch.arange(4)])
     True
     """
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for part in parts:
-        found.update(f"{tuple(part.shape)} {part.dtype};".encode())
+        hasher.update(f"{tuple(part.shape)} {part.dtype};".encode())
         rows: Any = part.reshape(1) if not part.ndim else part
         width = math.prod(rows.shape[1:])
         if not len(rows) * width or (isinstance(rows, Tensor) and rows.layout != torch.strided):
@@ -249,31 +238,22 @@ def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
             most = max(1, min(HASHED_ROWS, HASHED_NUMBERS // width, len(rows)))
             rows = rows[np.linspace(0, len(rows) - 1, most).astype(int).tolist()]
         if isinstance(rows, Tensor):
-            # A copy has plain strides also where an axis is of length 1.
+            # A copy has contiguous strides even if a dimension has length 1.
             rows = rows.detach().cpu().clone(memory_format=torch.contiguous_format)
             rows = rows.reshape(-1).view(torch.uint8).numpy()
-        found.update(np.ascontiguousarray(rows).tobytes())
-    return f"#{found.hexdigest()}"
-
-
-def _is_word(number: Any) -> bool:
-    """Whether a number may be part of a seed.
-
-    numpy lays the parts of a seed end to end as words of 32 bits, so that only numbers of one word
-    each make sure that different seeds and epochs have different streams.
-    """
-    return type(number) is int and 0 <= number < 1 << 32
+        hasher.update(np.ascontiguousarray(rows).tobytes())
+    return f"#{hasher.hexdigest()}"
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pad: int) -> Tensor:
-    """Cut each padded image at its own place, and flip those that are to be flipped.
+    """Pad images with zeros, crop each at its own position, and flip some.
 
     Args:
         images: shape (n, channels, height, width); any type.
-        top: int64 in [0, 2 pad], shape (n,): the first row of the padded image that is kept.
-        left: likewise, for columns.
-        flip: bool, shape (n,): which images to mirror, after the cut.
-        pad: pixels of zero added on every side.
+        top: int64 in [0, 2 pad], shape (n,): first row of the crop in the padded image.
+        left: the same for columns.
+        flip: bool, shape (n,): which images to flip horizontally after the crop.
+        pad: zeros added on every side.
 
     Examples:
         >>> image = torch.arange(4).view(1, 1, 2, 2)
@@ -286,25 +266,25 @@ def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pa
     rows = top[:, None] + torch.arange(height, device=images.device)
     columns = torch.arange(width, device=images.device).expand(n, width)
     columns = left[:, None] + torch.where(flip[:, None], width - 1 - columns, columns)
-    # One gather for all: a pixel's place in the flattened image is the same in each channel.
-    places = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
-    places = places.view(n, 1, height * width).expand(n, channels, height * width)
-    return padded.view(n, channels, -1).gather(2, places).view(images.shape)
+    # One gather for all: a pixel has the same index in each flattened channel.
+    index = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+    index = index.view(n, 1, height * width).expand(n, channels, height * width)
+    return padded.view(n, channels, -1).gather(2, index).view(images.shape)
 
 
-class _Cutter:
-    """The same as :func:`crop_and_flip` on a CPU, where copying windows is quicker than a gather.
+class _Cropper:
+    """:func:`crop_and_flip` on a CPU, where copying windows is faster than a gather.
 
-    Its buffers serve all batches of an epoch; what it returns is valid until the next call.
+    Its buffers are reused by all batches of an epoch: a result is valid until the next call.
     """
 
     def __init__(self, shape: tuple[int, ...], pad: int) -> None:
         n, channels, height, width = shape
         padded = np.zeros((n, channels, height + 2 * pad, width + 2 * pad), np.uint8)
         self._pad = pad
-        self._middle = padded[:, :, pad : pad + height, pad : pad + width]
-        self._cuts = np.empty(shape, np.uint8)
-        self._windows, self._mirrored = (
+        self._center = padded[:, :, pad : pad + height, pad : pad + width]
+        self._crops = np.empty(shape, np.uint8)
+        self._windows, self._flipped = (
             np.lib.stride_tricks.sliding_window_view(side, (height, width), (2, 3))
             for side in (padded, padded[..., ::-1])
         )
@@ -312,29 +292,29 @@ class _Cutter:
     def __call__(
         self, images: Tensor, top: NDArray[Any], left: NDArray[Any], flip: NDArray[Any]
     ) -> Tensor:
-        self._middle[: len(images)] = images.numpy()
-        for windows, column, who in (
+        self._center[: len(images)] = images.numpy()
+        for windows, column, rows in (
             (self._windows, left, np.flatnonzero(~flip)),
-            (self._mirrored, 2 * self._pad - left, np.flatnonzero(flip)),
+            (self._flipped, 2 * self._pad - left, np.flatnonzero(flip)),
         ):
-            self._cuts[who] = windows[who, :, top[who], column[who]]
-        return torch.from_numpy(self._cuts[: len(images)])
+            self._crops[rows] = windows[rows, :, top[rows], column[rows]]
+        return torch.from_numpy(self._crops[: len(images)])
 
 
 def _with_channels(images: Any) -> Tensor:
-    """Images of shape (n, channels, height, width); those without channels have one."""
+    """Images of shape (n, channels, height, width); a channel is added if there is none."""
     kind, shape = getattr(images, "dtype", type(images).__name__), getattr(images, "shape", ())
     if kind != torch.uint8 or len(shape) not in (3, 4):
         raise ValueError(
             "images must be uint8 of shape (n, height, width) or (n, channels, height, width), "
             f"got {kind} of shape {tuple(shape)}"
         )
-    found: Tensor = images if len(shape) == 4 else images.unsqueeze(1)
-    return found
+    result: Tensor = images if len(shape) == 4 else images.unsqueeze(1)
+    return result
 
 
 def _scale_and_shift(normalize: Normalization | None, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The one multiplication and the one addition that normalise bytes."""
+    """Factor and offset that normalize bytes."""
     if normalize is None:
         return torch.tensor(1 / 255, device=images.device), torch.tensor(0.0, device=images.device)
     mean, std = normalize.mean.double(), normalize.std.double()

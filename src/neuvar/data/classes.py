@@ -1,4 +1,4 @@
-"""The names of classes, and which superclass each class of CIFAR-100 belongs to."""
+"""Names of classes, and the superclass of each class of CIFAR-100."""
 
 
 def _words(text: str) -> tuple[str, ...]:

