@@ -252,7 +252,7 @@ def test_bounds_hold_for_models_fitted_to_noise():
 
 def test_other_losses_must_be_clamped():
     model, (x, y) = linear(), classes(400)
-    with pytest.raises(ValueError, match="give clamp="):
+    with pytest.raises(ValueError, match="pass clamp="):
         bounds.pac_bayes(model, (x, y), b=0.1, sigma=1, loss=cross_entropy)
     with pytest.raises(ValueError, match="the 0-1 loss needs no clamp"):
         bounds.pac_bayes(model, (x, y), b=0.1, sigma=1, clamp=2.0)
@@ -279,11 +279,11 @@ def test_what_no_bound_holds_for_gets_a_sentence():
     with pytest.raises(ValueError, match="mean of the losses of single examples"):
         bounds.pac_bayes(linear(), data, b=0.1, sigma=1, loss=weighted, clamp=2.0)
     for options, sentence in (
-        ({"sigma": 1, "paper_prior": True}, "give it with weight_decay"),
+        ({"sigma": 1, "paper_prior": True}, "paper_prior needs weight_decay"),
         ({}, "either sigma or weight_decay"),
         ({"sigma": 1, "weight_decay": 1}, "either sigma or weight_decay"),
-        ({"sigma": 0}, "sigma must be greater than 0"),
-        ({"sigma": []}, "sigma must hold at least one value"),
+        ({"sigma": 0}, "sigma must be a finite number > 0"),
+        ({"sigma": []}, "sigma must have at least one value"),
         ({"sigma": 1, "form": "catoni"}, "form must be one of"),
         ({"sigma": 1, "draws": 1}, "draws must be an integer >= 2"),
         ({"sigma": 1, "failure": 0}, "failure must be a finite number > 0 and < 1"),
@@ -304,9 +304,9 @@ def test_what_no_bound_holds_for_gets_a_sentence():
         (lambda: bounds.mcallester_bound(0.1, 1.0, examples=9, choices=0), "choices must be"),
         (lambda: bounds.seeger_bound(0.1, 1.0, examples=7), "examples must be an integer >= 8"),
         (lambda: bounds.forgetting_bound(0.1, math.nan, 1.0, examples=9), "delta_ab must be"),
-        (lambda: bounds.prior_sigma(0, examples=5), "weight_decay must be greater than 0"),
+        (lambda: bounds.prior_sigma(0, examples=5), "weight_decay must be a finite number > 0"),
         (lambda: bounds.gaussian_kl(count=0, squared_distance=0, b=1, sigma=1), "count must be"),
-        (lambda: bounds.binary_kl(2, 0.5), "q and p must be between 0 and 1"),
+        (lambda: bounds.binary_kl(2, 0.5), "q must be a finite number >= 0 and <= 1"),
     ],
 )
 def test_numbers_that_make_no_sense_get_a_sentence(call, sentence):

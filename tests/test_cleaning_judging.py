@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neuvar.cleaning import judge_labels
 from neuvar.measures import Proportion
-from neuvar.measures.proportion import normal_quantile, wilson
+from neuvar.measures.estimate import normal_quantile, wilson
 
 
 def sure(classes, count, *, given, true, certainty=1.0):
@@ -121,10 +121,10 @@ class TestAll:
         assert found.transition.matrix == pytest.approx(
             np.array([[1, 0, 0], [30 / 80, 50 / 80, 0], [0, 0, 1]])
         )
-        low, high = Proportion(30, 80).interval()
+        low, high = Proportion(30, 80).interval
         assert found.transition.low[1, 0] == pytest.approx(low)
         assert found.transition.high[1, 0] == pytest.approx(high)
-        low, high = Proportion(30, 200).interval()
+        low, high = Proportion(30, 200).interval
         assert (found.noise_rate.low, found.noise_rate.high) == pytest.approx((low, high))
 
     def test_all_right(self):
@@ -184,7 +184,7 @@ class TestAll:
         y = np.arange(200) % 100
         found = judge_labels(np.eye(100)[y], y)
         assert len(calls) == 2  # the noise rate, and the matrix
-        low, high = Proportion(count=2, of=2).interval()
+        low, high = Proportion(count=2, of=2).interval
         assert (found.transition.low[5, 5], found.transition.high[5, 5]) == (low, high)
 
     @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ def outputs(confidence, classes=3):
     return np.column_stack([confidence, rest])
 
 
-def measure(confidence, correct, **options):
+def measure(sure, correct, **options):
     """Calibration error from confidences and whether the predictions are right."""
     labels = np.where(np.asarray(correct, dtype=bool), 0, 1)
     return calibration_error(
-        outputs(confidence), labels, **{"logits": False, "resamples": 200, **options}
+        outputs(sure), labels, **{"logits": False, "resamples": 200, **options}
     )
 
 
@@ -73,9 +74,9 @@ def test_constant_overconfidence():
     floor = math.sqrt(2 / math.pi * c * (1 - c) / n)
     assert found.floor == pytest.approx(floor, rel=0.06)
     assert found.bias_reduced == pytest.approx(c - a, abs=0.002)
-    low, high = found.interval()
+    low, high = found.interval
     assert (low, high) == pytest.approx((0.2 - 0.0284, 0.2 + 0.0284), abs=0.004)
-    assert found.floor_interval()[1] == pytest.approx(2.24 * math.sqrt(c * (1 - c) / n), rel=0.1)
+    assert found.floor_interval[1] == pytest.approx(2.24 * math.sqrt(c * (1 - c) / n), rel=0.1)
 
 
 def test_one_bin_is_the_difference_of_means():
@@ -98,10 +99,10 @@ def test_as_many_bins_as_examples_is_the_mean_distance():
 def test_perfect_and_certain():
     found = measure([1.0] * 20, [1] * 20)
     assert (found.value, found.maximum, found.stderr, found.floor) == (0, 0, 0, 0)
-    assert found.interval() == (0, 0)
+    assert found.interval == (0, 0)
     wrong = measure([1.0] * 20, [0] * 20)
     assert wrong.value == 1
-    assert wrong.interval() == (1, 1)
+    assert wrong.interval == (1, 1)
 
 
 # --- bins ---
@@ -203,10 +204,11 @@ def test_calibrated_model_is_within_its_floor():
     generator = np.random.default_rng(1)
     values, floors, inside = [], [], 0
     for seed in range(200):
-        found = measure(*simulate(generator, 400), seed=seed, resamples=100)
+        data = simulate(generator, 400)
+        found = measure(*data, seed=seed, resamples=100, confidence=0.9)
         values.append(found.value)
         floors.append(found.floor)
-        low, high = found.floor_interval(0.9)
+        low, high = found.floor_interval
         inside += low <= found.value <= high
     error = np.std(values, ddof=1) / math.sqrt(200)
     assert np.mean(values) == pytest.approx(np.mean(floors), abs=4 * error)
@@ -235,7 +237,7 @@ def test_coverage_of_the_interval(overconfidence, least):
     generator, trials, held = np.random.default_rng(3), 150, 0
     for seed in range(trials):
         found = measure(*simulate(generator, 800, overconfidence), seed=seed)
-        low, high = found.interval()
+        low, high = found.interval
         held += low <= overconfidence <= high
     assert held / trials > least - 3 * math.sqrt(0.05 * 0.95 / trials)
 
@@ -272,14 +274,15 @@ def test_seed_decides_and_the_global_generators_are_left_alone():
 def test_interval_is_made_of_what_was_drawn():
     """Spread about the value, less the bias below; 0 where a calibrated model could show it."""
     draws = tuple(np.linspace(0.2, 0.4, 101))
-    found = Calibration(0.25, 0.5, 10, (), "equal-mass", draws, tuple(np.linspace(0, 0.2, 101)))
-    assert found.interval(0.9) == pytest.approx((0.25 - 0.05 - 0.09, 0.25 + 0.09))
+    calibrated = tuple(np.linspace(0, 0.2, 101))
+    found = Calibration(0.25, 0.5, 10, (), "equal-mass", draws, calibrated, confidence=0.9)
+    assert found.interval == pytest.approx((0.25 - 0.05 - 0.09, 0.25 + 0.09))
     assert found.bias_reduced == pytest.approx(2 * 0.25 - 0.3)
     assert found.floor == pytest.approx(0.1)
-    assert found.floor_interval(0.9) == pytest.approx((0.01, 0.19))
-    assert dataclasses.replace(found, value=0.18).interval(0.9) == pytest.approx((0, 0.27))
-    assert dataclasses.replace(found, value=0.191).interval(0.9) == pytest.approx((0, 0.281))
-    assert dataclasses.replace(found, value=0.2).interval(0.9) == pytest.approx((0.01, 0.29))
+    assert found.floor_interval == pytest.approx((0.01, 0.19))
+    assert dataclasses.replace(found, value=0.18).interval == pytest.approx((0, 0.27))
+    assert dataclasses.replace(found, value=0.191).interval == pytest.approx((0, 0.281))
+    assert dataclasses.replace(found, value=0.2).interval == pytest.approx((0.01, 0.29))
 
 
 # --- refusals ---
@@ -295,17 +298,17 @@ GOOD = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
         ({"outputs": GOOD[:1], "labels": [0]}, r"two examples .* got torch.float32 of \(1, 2\)"),
         ({"outputs": GOOD.long()}, "outputs must be floating-point numbers .* got torch.int64"),
         ({"outputs": "no"}, "outputs must be a tensor, an array or a list of numbers, got str"),
-        ({"outputs": 4 * GOOD}, "sum that is off by 3; for logits say logits=True"),
+        ({"outputs": 4 * GOOD}, "sum that is off by 3; for logits use logits=True"),
         ({"outputs": GOOD - 0.5}, "smallest value of -0.4 and a sum that is off by 1"),
         ({"outputs": [[1.5, -0.5]] * 3}, "smallest value of -0.5"),
         ({"outputs": [[math.nan, 0.5]] * 3}, "probabilities >= 0 whose rows sum to 1, got a"),
         ({"outputs": [[math.nan, 0.5]] * 3, "logits": True}, "nan or .* got 3 of 3 rows"),
         ({"outputs": [[math.inf, 0.5]] + [[0.0, 0.0]] * 2, "logits": True}, "got 1 of 3 rows"),
         ({"outputs": [[-math.inf] * 2] * 3, "logits": True}, "got 3 of 3 rows"),
-        ({"labels": [0, 1]}, r"labels must be 3 class numbers below 2, .* got 2 up to 1"),
-        ({"labels": [0, 1, 2]}, r"labels must be 3 class numbers below 2, .* got 3 up to 2"),
-        ({"labels": [0, 1, -1]}, "labels must be class numbers from 0, got -1"),
-        ({"labels": [0.0, 1.0, 1.0]}, "labels must be integers"),
+        ({"labels": [0, 1]}, r"labels must be 3 class labels below 2, .* got 2 up to 1"),
+        ({"labels": [0, 1, 2]}, r"labels must be 3 class labels below 2, .* got 3 up to 2"),
+        ({"labels": [0, 1, -1]}, "labels must be class labels >= 0, got -1"),
+        ({"labels": [0.0, 1.0, 1.0]}, "labels must be integer class labels"),
         ({"logits": None}, "logits must be True or False, got None"),
         ({"bins": 0}, "bins must be an integer >= 1, got 0"),
         ({"bins": 2.0}, "bins must be an integer >= 1, got 2.0"),
@@ -325,9 +328,9 @@ def test_refusals(changed, sentence):
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95, None])
 def test_intervals_refuse_what_is_no_confidence(confidence):
     found = measure([0.5, 0.8], [1, 0])
-    for method in (found.interval, found.floor_interval):
+    for make in (lambda **c: measure([0.5, 0.8], [1, 0], **c), partial(dataclasses.replace, found)):
         with pytest.raises(ValueError, match="confidence must be a finite number > 0 and < 1, got"):
-            method(confidence)
+            make(confidence=confidence)
 
 
 def test_logits_or_probabilities_must_be_said():

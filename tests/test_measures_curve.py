@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from neuvar import NVRMAdam, largest_b, neural_variability, variability_curve
 from neuvar.data import mnist_excerpt
-from neuvar.measures.curve import _Search
+from neuvar.measures.curve import CrossingSearch
 from neuvar.models import mlp
 from tests.landscapes import Quadratic, as_loss, classes, classifier, one_example, quadratic
 
@@ -36,7 +36,7 @@ def test_the_same_draws_at_every_scale():
 
 
 def test_bad_grids_get_a_sentence():
-    with pytest.raises(ValueError, match="b must hold at least one scale"):
+    with pytest.raises(ValueError, match="b must have at least one scale"):
         variability_curve(classifier(), cross_entropy, classes(), b=[])
     with pytest.raises(ValueError, match="b must be a finite number"):
         variability_curve(classifier(), cross_entropy, classes(), b=[0.1, -0.1])
@@ -55,7 +55,7 @@ def test_a_plot_shows_the_points_and_their_error():
     np.testing.assert_allclose(
         accuracy.lines[0].get_ydata(), [p.accuracy.mean for p in curve.points]
     )
-    with pytest.raises(ValueError, match="show must be 'loss' or 'accuracy'"):
+    with pytest.raises(ValueError, match="show must be one of loss, accuracy"):
         curve.plot(show="error")
     regression = variability_curve(quadratic(), as_loss, one_example(), b=[0.1], draws=4)
     with pytest.raises(ValueError, match="no accuracy to show"):
@@ -124,16 +124,16 @@ def test_the_first_crossing_is_found():
         def __init__(self, b):
             self.b, self.delta = b, 2.0 if 0.03 < b < 0.1 or b > 1 else 0.5
 
-    search = _Search(Wave, 1.0, 0.01, 1e-7, 1e3)
-    assert search.crossing(lambda point: point.delta) == pytest.approx(0.03, rel=0.02)
+    search = CrossingSearch(Wave, 1.0, 0.01, 1e-7, 1e3)
+    assert search.crossing(lambda point: point.delta)[1] == pytest.approx(0.03, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"delta": 0}, "delta must be greater than 0"),
-        ({"delta": -1}, "delta must be a finite number"),
-        ({"resolution": 2}, "resolution must be between"),
+        ({"delta": 0}, "delta must be a finite number > 0"),
+        ({"delta": -1}, "delta must be a finite number > 0"),
+        ({"resolution": 2}, "resolution must be a finite number >= 1e-06 and <= 1"),
         ({"minimum": 2, "maximum": 1}, "minimum < maximum"),
         ({"draws": 2}, "draws must be an integer >= 4"),
     ],

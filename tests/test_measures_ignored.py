@@ -16,7 +16,7 @@ from neuvar.measures import (
     keskar_sharpness,
     variability_curve,
 )
-from neuvar.measures.reading import counted, weights_of
+from neuvar.measures.loss_and_accuracy import batch_weights, counted_targets
 from neuvar.train import evaluate
 from tests.landscapes import classes
 
@@ -210,20 +210,20 @@ def test_nothing_that_counts(loss):
 
 def test_what_counts():
     outputs, targets = torch.zeros(4, 3), torch.tensor([0, -100, 2, -1])
-    assert counted(nll_loss, outputs, targets).tolist() == [True, False, True, True]
-    assert counted(own, outputs, targets).tolist() == [True, False, True, False]
-    assert counted(own, outputs[:, :1], targets).tolist() == [True, False, True, True]
-    assert counted(partial(partial(cross_entropy, ignore_index=0), ignore_index=2), outputs,
+    assert counted_targets(nll_loss, outputs, targets).tolist() == [True, False, True, True]
+    assert counted_targets(own, outputs, targets).tolist() == [True, False, True, False]
+    assert counted_targets(own, outputs[:, :1], targets).tolist() == [True, False, True, True]
+    assert counted_targets(partial(partial(cross_entropy, ignore_index=0), ignore_index=2), outputs,
                    targets).tolist() == [True, True, False, True]  # fmt: skip
     for no_classes in (targets.float(), targets > 0, "words"):
-        assert counted(cross_entropy, outputs, no_classes) is None
-    assert weights_of(cross_entropy, outputs, torch.rand(4, 3)).tolist() == [4, 4]
+        assert counted_targets(cross_entropy, outputs, no_classes) is None
+    assert batch_weights(cross_entropy, outputs, torch.rand(4, 3)).tolist() == [4, 4]
     weighted = nn.CrossEntropyLoss(WEIGHT)
-    assert weights_of(weighted, outputs[:3], targets[:3]).tolist() == [1.5, 2]
+    assert batch_weights(weighted, outputs[:3], targets[:3]).tolist() == [1.5, 2]
 
     class Without(nn.CrossEntropyLoss):
         """A loss that leaves nothing out."""
 
     without = Without()
     without.ignore_index = None
-    assert counted(without, outputs, targets).tolist() == [True] * 4
+    assert counted_targets(without, outputs, targets).tolist() == [True] * 4

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from neuvar import NVRMSGD, neural_variability
 from neuvar.measures import curvature_check, hessian_trace, keskar_sharpness
 from neuvar.measures.landscape import Landscape
-from neuvar.measures.reading import hit_rate
+from neuvar.measures.loss_and_accuracy import batch_accuracy
 from tests.landscapes import classes, classifier
 from tests.toy import same
 
@@ -191,8 +191,8 @@ def test_random_data_are_the_same_in_every_pass():
     state = loader.generator.get_state()
     model = nn.Linear(5, 3)
     with Landscape(model, loss, loader) as landscape:
-        landscape.read()
-        landscape.read()
+        landscape.evaluate()
+        landscape.evaluate()
     assert seen[:3] == seen[3:6] == seen[6:9]
     assert torch.equal(loader.generator.get_state(), state)
 
@@ -275,8 +275,8 @@ def test_weights_are_what_they_are_said_to_be():
     model, (x, y) = nn.Linear(5, 3), classes()
     own = [p.detach().clone() for p in model.parameters()]
     with Landscape(model, cross_entropy, (x, y), batch_size=9, seed=4) as landscape:
-        noise = landscape.direction(1)
-        (reading,) = landscape.readings(0.3, [1], (1, -1))
+        noise = landscape.noise(1)
+        (reading,) = landscape.evaluate_noisy(0.3, [1], (1, -1))
     expected = 0
     for sign in (1, -1):
         moved = [w + sign * 0.3 * noise[p] for w, p in zip(own, model.parameters(), strict=True)]
@@ -299,9 +299,9 @@ def test_some_parameters_alone():
     )
     assert named == tensors
     with Landscape(model, cross_entropy, data) as every:
-        noise = every.direction(3)[model[4].weight]
+        noise = every.noise(3)[model[4].weight]
     with Landscape(model, cross_entropy, data, parameters=["4.weight"]) as one:
-        assert torch.equal(one.direction(3)[model[4].weight], noise)
+        assert torch.equal(one.noise(3)[model[4].weight], noise)
         assert list(one.slots) == [model[4].weight]
 
 
@@ -493,7 +493,7 @@ def test_accuracy_only_where_there_are_classes():
     )
     assert single.accuracy is None
     ignoring = torch.tensor([[9.0, 0], [9, 0], [9, 0]]), torch.tensor([0, 1, -100])
-    assert float(hit_rate(*ignoring)) == 0.5
+    assert float(batch_accuracy(*ignoring)) == 0.5
 
 
 def test_randomness_in_evaluation_is_the_same_in_every_pass():
@@ -563,7 +563,7 @@ def test_measures_and_optimizers_with_one_seed_draw_different_noise():
     optimizer.step()
     trained_with = model.weight.detach() - before
     with Landscape(model, cross_entropy, classes(), seed=4) as landscape:
-        measured_with = landscape.direction(1)[model.weight]
+        measured_with = landscape.noise(1)[model.weight]
     assert float(trained_with.abs().max()) > 0.1
     assert float((trained_with - measured_with).abs().max()) > 0.1
 

@@ -192,7 +192,7 @@ def test_it_prints_what_was_found():
         ({"draws": 3}, "draws must be an integer >= 4"),
         ({"draws": 33}, "draws must be even"),
         ({"draws": 8.0}, "draws must be an integer"),
-        ({"tolerance": 0}, "tolerance must be greater than 0"),
+        ({"tolerance": 0}, "tolerance must be a finite number > 0"),
         ({"confidence": 1}, "confidence must be a finite number > 0 and < 1"),
         ({"noise": "cauchy"}, "noise must be one of gaussian"),
         ({"relative_to": "layer"}, "relative_to must be one of None, tensor, filter"),

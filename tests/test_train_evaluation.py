@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neuvar.measures.reading import at_least_single
+from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.train import evaluate, fit
 from neuvar.train.evaluation import autocast, device_of
 from tests.toy import same
@@ -56,10 +56,8 @@ class TestClosedForms:
         x = SCORES.double() + 1e-12
         exact = cross_entropy(x, LABELS).item()
         assert evaluate(Given().double(), [(x, LABELS)]).loss == exact
-        assert at_least_single(x) is x
-        assert (
-            at_least_single(x.bfloat16()).dtype == at_least_single(x.half()).dtype == torch.float32
-        )
+        assert half_to_float(x) is x
+        assert half_to_float(x.bfloat16()).dtype == half_to_float(x.half()).dtype == torch.float32
 
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_mixed_precision(self, precision):

@@ -1,27 +1,16 @@
-"""PAC-Bayes and mutual-information bounds, as functions of numbers and of models.
+"""PAC-Bayes and mutual-information bounds, as functions of numbers and of models."""
 
-Functions of numbers: :func:`gaussian_kl`, :func:`prior_sigma`, :func:`binary_kl`,
-:func:`inverse_kl`, :func:`monte_carlo_risk`, :func:`mcallester_bound`,
-:func:`variability_bound`, :func:`seeger_bound`, :func:`information_bound`,
-:func:`forgetting_bound`, :func:`forgetting_information_bound`.
-
-Calls on a model and data: :func:`kl_to_prior`, :func:`pac_bayes`, :func:`information`,
-:func:`forgetting`.
-"""
-
-from neuvar.bounds.divergence import (
-    binary_kl,
-    gaussian_kl,
-    inverse_kl,
-    monte_carlo_risk,
-    prior_sigma,
-)
 from neuvar.bounds.formulas import (
     Bound,
+    binary_kl,
     forgetting_bound,
     forgetting_information_bound,
+    gaussian_kl,
     information_bound,
+    inverse_kl,
     mcallester_bound,
+    monte_carlo_risk,
+    prior_sigma,
     seeger_bound,
     variability_bound,
 )
@@ -32,8 +21,8 @@ from neuvar.bounds.models import (
     information,
     kl_to_prior,
     pac_bayes,
+    zero_one,
 )
-from neuvar.bounds.noisy import zero_one
 
 __all__ = [
     "Bound",

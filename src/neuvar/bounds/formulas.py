@@ -1,7 +1,7 @@
-"""Bounds as pure functions of numbers.
+"""Divergences and bounds as functions of numbers.
 
-Losses lie in [0, ``ceiling``]: none of these bounds holds for a loss without one. ``failure`` is
-the probability, over the draw of the training data, that a bound does not hold.
+Losses lie in [0, ``ceiling``]; the bounds do not hold for other losses. ``failure`` is the
+probability, over the draw of the training data, that a bound does not hold.
 """
 
 from __future__ import annotations
@@ -9,9 +9,114 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from neuvar._validate import integer, probability
-from neuvar.bounds.divergence import bounded_risk, inverse_kl, positive
-from neuvar.noise import scale
+from neuvar._validate import integer, number, probability
+
+
+def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) -> float:
+    r"""Divergence of noisy weights from a Gaussian prior, in nats.
+
+    .. math::
+
+        KL(N(\theta, b^2 I)\,\|\,N(\theta_0, \sigma^2 I)) =
+        N\left[\log\frac{\sigma}{b} + \frac{b^2}{2\sigma^2} - \frac12\right]
+        + \frac{\|\theta - \theta_0\|^2}{2\sigma^2}
+
+    It decreases in b up to b = σ.
+
+    Args:
+        count: Number N of weights.
+        squared_distance: Squared distance of the weights from the centre of the prior.
+        b: Scale of the noise.
+        sigma: Standard deviation of the prior.
+
+    >>> gaussian_kl(count=10, squared_distance=2.0, b=1.0, sigma=1.0)
+    1.0
+    """
+    count = integer("count", count, low=1)
+    b, sigma = number("b", b, above=0), number("sigma", sigma, above=0)
+    distance, ratio = number("squared_distance", squared_distance, low=0), b / sigma
+    return count * ((ratio**2 - 1) / 2 - math.log(ratio)) + distance / (2 * sigma**2)
+
+
+def prior_sigma(weight_decay: float, *, examples: int | None) -> float:
+    r"""Standard deviation of the Gaussian prior that corresponds to a weight decay.
+
+    The mean loss over m examples plus :math:`\frac{\lambda}{2}\|\theta\|^2` is, times m, the
+    negative log-posterior under a prior of variance :math:`\sigma^2 = 1/(m\lambda)`. The paper has
+    :math:`1/\lambda`, as for a loss that is a sum: pass ``examples=None``.
+
+    >>> round(prior_sigma(1e-4, examples=50_000), 3), prior_sigma(1e-4, examples=None)
+    (0.447, 100.0)
+    """
+    m = 1 if examples is None else integer("examples", examples, low=1)
+    return 1 / math.sqrt(number("weight_decay", weight_decay, above=0) * m)
+
+
+def binary_kl(q: float, p: float) -> float:
+    """Divergence of a Bernoulli distribution with mean q from one with mean p, in nats.
+
+    >>> round(binary_kl(0.5, 0.25), 4)
+    0.1438
+    """
+    total = 0.0
+    q, p = number("q", q, low=0, high=1), number("p", p, low=0, high=1)
+    for x, y in ((q, p), (1 - q, 1 - p)):
+        if x > 0:
+            total += x * (math.log(x) - math.log(y)) if y > 0 else math.inf
+    return max(total, 0.0)
+
+
+def inverse_kl(q: float, divergence: float) -> float:
+    r"""Largest p with :math:`kl(q\,\|\,p) \le` ``divergence``.
+
+    >>> round(binary_kl(0.1, inverse_kl(0.1, 0.3)), 12)
+    0.3
+    """
+    low, high = number("q", q, low=0, high=1), 1.0
+    if not divergence >= 0:
+        raise ValueError(f"divergence must be >= 0, got {divergence!r}")
+    if divergence == 0:
+        return low
+    while low < (middle := (low + high) / 2) < high:
+        if binary_kl(q, middle) > divergence:
+            high = middle
+        else:
+            low = middle
+    return high  # rounded up, so that an upper bound stays one
+
+
+def monte_carlo_risk(mean: float, *, draws: int, failure: float, ceiling: float = 1.0) -> float:
+    r"""Upper bound on a mean risk from independent draws.
+
+    .. math:: kl^{-1}\!\left(\bar L\;\Big|\;\tfrac{1}{n} \ln\tfrac{1}{\Delta}\right)
+
+    References:
+        Langford and Caruana: (Not) bounding the true error, NeurIPS 2001.
+
+    Args:
+        mean: Mean risk over the draws.
+        draws: Number of independent draws; an antithetic pair counts once.
+        failure: Probability that the bound does not hold.
+        ceiling: Highest value of the loss.
+
+    >>> round(monte_carlo_risk(0.02, draws=1000, failure=0.01), 4)
+    0.0365
+    """
+    draws = integer("draws", draws, low=1)
+    ceiling, mean = _ceiling_and_risk(ceiling, mean)
+    divergence = math.log(1 / probability("failure", failure)) / draws
+    return ceiling * inverse_kl(mean / ceiling, divergence)
+
+
+def _ceiling_and_risk(ceiling: float, risk: float) -> tuple[float, float]:
+    ceiling = number("ceiling", ceiling, above=0)
+    risk = min(risk, ceiling) if risk <= ceiling * (1 + 1e-9) else risk  # rounding of a sum
+    if not 0 <= risk <= ceiling:
+        raise ValueError(
+            f"risk must be between 0 and the ceiling of the loss, {ceiling:g}, got {risk!r}; "
+            "clamp a loss without a ceiling"
+        )
+    return ceiling, float(risk)
 
 
 @dataclass(frozen=True)
@@ -20,11 +125,11 @@ class Bound:
 
     Attributes:
         value: The bound, in units of the loss.
-        vacuous: Whether it says nothing, because no loss can be higher.
-        risk: What was measured and enters the bound.
-        complexity: What the bound adds to it.
+        vacuous: Whether it is at least ``ceiling`` and so says nothing.
+        risk: The measured risk.
+        complexity: The bound minus the risk.
         ceiling: Highest value of the loss.
-        kl: Divergence of the posterior from the prior, in nats; nan where none enters.
+        kl: Divergence of the posterior from the prior, in nats.
         examples: Size m of the training set.
         failure: Probability that the bound does not hold; 0 for a bound in expectation.
     """
@@ -56,8 +161,8 @@ def mcallester_bound(
 
     .. math:: L(Q) \le \hat L(Q) + 4\sqrt{\frac{KL + \ln(2m/\Delta)}{m}}
 
-    It holds for all posteriors Q at once, so Q, and with it b, may be chosen by the data. The prior
-    may not: if it is the best of several that were fixed beforehand, say how many.
+    It holds for all posteriors Q at once, so Q, and with it b, may depend on the data. The prior
+    may not, except for a choice among ``choices`` priors that were fixed beforehand.
 
     References:
         McAllester: PAC-Bayesian model averaging, COLT 1999; in the form of Neyshabur et al. 2017,
@@ -67,18 +172,17 @@ def mcallester_bound(
         risk: Mean loss over the posterior on the training data.
         kl: Divergence of posterior from prior, in nats.
         examples: Size m of the training set.
-        failure: Δ.
-        choices: Among how many priors (values of σ) the best was chosen; each has to fail with
-            probability ``failure / choices`` only.
+        failure: Δ, the probability that the bound does not hold.
+        choices: Number of priors (values of σ) from which the best was chosen.
         ceiling: Highest value of the loss.
 
     >>> mcallester_bound(0.1, kl=50.0, examples=60_000).vacuous
     False
     """
-    kl, failure = _divergence(kl), probability("failure", failure)
-    integer("examples", examples, low=1)
+    kl, failure = number("kl", kl, low=0), probability("failure", failure)
+    examples = integer("examples", examples, low=1)
     share = failure / integer("choices", choices, low=1)
-    ceiling, risk = bounded_risk(risk, ceiling)
+    ceiling, risk = _ceiling_and_risk(ceiling, risk)
     complexity = 4 * ceiling * math.sqrt((kl + math.log(2 * examples / share)) / examples)
     return _bound(risk + complexity, risk, ceiling, kl, examples, failure)
 
@@ -97,29 +201,20 @@ def variability_bound(
 
     .. math:: L(Q_{nv}) \le \hat L(\theta) + \delta + 4\sqrt{\frac{KL + \ln(2m/\Delta)}{m}}
 
-    For given δ it decreases in b as long as b < σ, because KL does. On networks of any size the
-    square root alone is far above 1: the theorem explains, it does not certify.
+    ``risk`` is the loss at the clean weights, ``delta`` the δ at the b of ``kl``; see
+    :func:`mcallester_bound` for the others. For real networks the square root is far above 1.
 
     References:
         Xie et al. 2021, theorem 1.
 
-    Args:
-        risk: Loss at the clean weights on the training data.
-        delta: δ of the model at the b that ``kl`` is for.
-        kl: Divergence of the noisy weights from the prior, in nats.
-        examples: Size m of the training set.
-        failure: Δ.
-        choices: Among how many priors the best was chosen.
-        ceiling: Highest value of the loss.
-
     >>> variability_bound(0.0, 0.01, kl=1e6, examples=60_000)  # doctest: +ELLIPSIS
     Bound(value=16.34..., vacuous=True, ...)
     """
-    found = mcallester_bound(
+    lemma = mcallester_bound(
         risk, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
     )
-    value = found.value + scale("delta", delta)
-    return _bound(value, found.risk, ceiling, found.kl, examples, failure)
+    value = lemma.value + number("delta", delta, low=0)
+    return _bound(value, lemma.risk, lemma.ceiling, lemma.kl, examples, failure)
 
 
 def seeger_bound(
@@ -135,25 +230,19 @@ def seeger_bound(
 
     .. math:: kl(\hat L(Q)\,\|\,L(Q)) \le \frac{KL + \ln(2\sqrt m/\Delta)}{m}
 
+    The arguments are as for :func:`mcallester_bound`, with at least 8 examples.
+
     References:
         Seeger: PAC-Bayesian generalisation error bounds for Gaussian process classification, JMLR
         2002. Maurer: A note on the PAC-Bayesian theorem, 2004.
 
-    Args:
-        risk: Mean loss over the posterior on the training data.
-        kl: Divergence of posterior from prior, in nats.
-        examples: Size m of the training set, at least 8.
-        failure: Δ.
-        choices: Among how many priors the best was chosen.
-        ceiling: Highest value of the loss.
-
     >>> round(seeger_bound(0.05, kl=2000.0, examples=60_000).value, 3)
     0.127
     """
-    kl, failure = _divergence(kl), probability("failure", failure)
-    integer("examples", examples, low=8)
+    kl, failure = number("kl", kl, low=0), probability("failure", failure)
+    examples = integer("examples", examples, low=8)
     share = failure / integer("choices", choices, low=1)
-    ceiling, risk = bounded_risk(risk, ceiling)
+    ceiling, risk = _ceiling_and_risk(ceiling, risk)
     divergence = (kl + math.log(2 * math.sqrt(examples) / share)) / examples
     value = ceiling * inverse_kl(risk / ceiling, divergence)
     return _bound(value, risk, ceiling, kl, examples, failure)
@@ -162,14 +251,12 @@ def seeger_bound(
 def information_bound(
     information: float, delta: float, *, examples: int, sub_gaussian: float
 ) -> Bound:
-    r"""The mutual-information theorem: a bound on the expected generalization gap.
+    r"""Mutual-information bound on the generalization gap, in expectation over training sets.
 
     .. math::
 
         E\left[L(\theta + \epsilon) - L(\theta, S)\right] \le
         \sqrt{\frac{2\sigma^2}{m}\,I(\theta + \epsilon; S)} + \delta
-
-    It holds in expectation over training sets and is no statement about one model.
 
     References:
         Xu and Raginsky: Information-theoretic analysis of generalization capability of learning
@@ -184,12 +271,11 @@ def information_bound(
     >>> round(information_bound(600.0, 0.01, examples=60_000, sub_gaussian=0.5).value, 4)
     0.0807
     """
-    information = _divergence(information, "information")
-    integer("examples", examples, low=1)
-    width = positive("sub_gaussian", sub_gaussian)
-    delta = scale("delta", delta)
+    information, delta = number("information", information, low=0), number("delta", delta, low=0)
+    examples = integer("examples", examples, low=1)
+    width = number("sub_gaussian", sub_gaussian, above=0)
     value = width * math.sqrt(2 * information / examples) + delta
-    # A gap between losses with that range cannot be larger than the range.
+    # A gap between losses cannot be larger than their range.
     return _bound(value, delta, 2 * width, information, examples, 0.0)
 
 
@@ -209,78 +295,47 @@ def forgetting_bound(
 
         L_A(Q_B) \le \hat L_A(Q_A) + \delta_{AB} + 4\sqrt{\frac{KL(Q_B\|P) + \ln(2m/\Delta)}{m}}
 
-    with :math:`\delta_{AB} = \hat L_A(Q_B) - \hat L_A(Q_A)`, the forgetting on the training data.
+    ``risk`` is task A's training loss after task A, ``delta_ab`` its rise through task B, ``kl``
+    that of the weights after task B; see :func:`mcallester_bound` for the others.
 
     References:
         Xie et al. 2021, section 2.3.
-
-    Args:
-        risk: Loss on task A's training data after task A.
-        delta_ab: By how much it rose through task B; negative if it fell.
-        kl: Divergence of the weights after task B from the prior, in nats.
-        examples: Size m of task A's training set.
-        failure: Δ.
-        choices: Among how many priors the best was chosen.
-        ceiling: Highest value of the loss.
 
     >>> bound = forgetting_bound(0.02, 0.3, kl=100.0, examples=60_000)
     >>> round(bound.risk, 2), bound.vacuous
     (0.32, False)
     """
-    if not math.isfinite(delta_ab):
-        raise ValueError(f"delta_ab must be a finite number, got {delta_ab!r}")
+    risk += number("delta_ab", delta_ab)
     return mcallester_bound(
-        risk + delta_ab, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
+        risk, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
     )
 
 
 def forgetting_information_bound(
     information: float, *, examples: int, failure: float = 0.05, ceiling: float = 1.0
 ) -> Bound:
-    r"""The same in expectation: root mean square of what forgetting leaves unexplained.
+    r"""The paper's :func:`forgetting_bound` in expectation, as a root mean square.
 
     .. math::
 
         \sqrt{E_S\left[(L_A(Q_B) - \hat L_A(Q_A) - \delta_{AB})^2\right]} <
         4\sqrt{\frac{I(\theta_B; S) + \ln(2m/\Delta)}{m}}
 
-    By data processing :math:`I(\theta_A; S)` may stand for :math:`I(\theta_B; S)`. The paper takes
-    the expectation of a bound that holds with probability 1 − Δ only; as a statement in
-    expectation it is therefore not exact, and it is given here for comparison with the paper.
+    It is for comparison with the paper only: the paper takes the expectation of a bound that holds
+    with probability 1 − Δ, which is not exact. :math:`I(\theta_A; S)` may replace
+    :math:`I(\theta_B; S)`, by data processing.
 
     References:
         Xie et al. 2021, section 2.3, last equation.
 
-    Args:
-        information: Mutual information of weights and task A's training data, in nats.
-        examples: Size m of task A's training set.
-        failure: Δ.
-        ceiling: Highest value of the loss.
-
     >>> round(forgetting_information_bound(600.0, examples=60_000).value, 3)
     0.405
     """
-    information = _divergence(information, "information")
+    information = number("information", information, low=0)
     return mcallester_bound(0.0, information, examples=examples, failure=failure, ceiling=ceiling)
 
 
 def _bound(
     value: float, risk: float, ceiling: float, kl: float, examples: int, failure: float
 ) -> Bound:
-    return Bound(
-        value=value,
-        vacuous=value >= ceiling,
-        risk=risk,
-        complexity=value - risk,
-        ceiling=ceiling,
-        kl=kl,
-        examples=examples,
-        failure=failure,
-    )
-
-
-def _divergence(value: float, name: str = "kl") -> float:
-    """A number of nats, which may be large but not negative."""
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-    return float(value)
+    return Bound(value, value >= ceiling, risk, value - risk, ceiling, kl, examples, failure)

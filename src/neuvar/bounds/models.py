@@ -6,54 +6,50 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from neuvar import _validate
 from neuvar._batches import Feed
-from neuvar._validate import integer, one_of, probability
-from neuvar.bounds.divergence import gaussian_kl, positive
 from neuvar.bounds.formulas import (
     Bound,
     forgetting_bound,
+    gaussian_kl,
     information_bound,
     mcallester_bound,
+    monte_carlo_risk,
+    prior_sigma,
     seeger_bound,
     variability_bound,
 )
-from neuvar.bounds.noisy import (
-    Risk,
-    bounded_loss,
-    noisy_landscape,
-    one_sigma,
-    prior_sigmas,
-    risk_under_noise,
-    several,
-    zero_one,
-)
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.landscape import Loss
+from neuvar.measures.generalization import check_mean, loss_per_example
+from neuvar.measures.landscape import BOUNDS, Landscape, Loss
+from neuvar.measures.loss_and_accuracy import are_classes, batch_accuracy
 from neuvar.optim.layout import bare
 from neuvar.optim.noisy_parameters import held_clean
 
 Weights = nn.Module | Mapping[str, Tensor]
-"""A model, or what its ``state_dict()`` gave."""
+"""A model or its ``state_dict()``."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A bound for a model whose weights carry Gaussian noise, and what went into it.
+    """A bound for a model with Gaussian noise on its weights.
 
     Attributes:
         bound: The bound; its ``failure`` covers the data, the draws and the choices.
-        form: Which bound.
-        b: Scale of the noise; the best, if several were given.
-        sigma: Deviation of the prior; the best, if several were given.
-        clean: Loss at the model's own weights, bounded as asked for.
+        form: Name of the bound.
+        b: Scale of the noise, the best of those given.
+        sigma: Standard deviation of the prior, the best of those given.
+        clean: Loss at the model's own weights.
         perturbed: Mean loss over the draws of noise.
-        upper: What that mean is at most with noise drawn for ever.
-        choices: How many pairs of b and σ the best was chosen from.
+        upper: Upper bound on the mean loss over all noise.
+        choices: Number of pairs of b and σ from which the best was chosen.
     """
 
     bound: Bound
@@ -66,6 +62,31 @@ class Certificate:
     choices: int
 
 
+class BoundOptions(TypedDict, total=False):
+    """Options common to the bounds of models; see :func:`pac_bayes`."""
+
+    weight_decay: float | None
+    paper_prior: bool
+    centre: Weights | None
+    loss: Loss
+    clamp: float | None
+    draws: int
+    seed: int
+    feed: Feed | None
+    batch_size: int
+
+
+def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Share of wrong classes: a loss with ceiling 1.
+
+    >>> zero_one(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor(0.5000)
+    """
+    if not are_classes(outputs, targets):
+        raise ValueError("the 0-1 loss needs scores of classes as outputs and classes as targets")
+    return 1 - batch_accuracy(outputs, targets)
+
+
 def kl_to_prior(
     model: nn.Module, *, b: float, sigma: float, centre: Weights | None = None
 ) -> float:
@@ -74,40 +95,149 @@ def kl_to_prior(
     Args:
         model: Any module; all its parameters count.
         b: Scale of the Gaussian noise on its weights.
-        sigma: Deviation of the prior.
-        centre: Weights around which the prior lies: those before training, for example. They must
-            not depend on the training data. Zero by default.
+        sigma: Standard deviation of the prior.
+        centre: Mean of the prior, for example the weights before training; it must not depend on
+            the training data. Zero by default.
 
     >>> model = nn.Linear(3, 2)
     >>> round(kl_to_prior(model, b=0.1, sigma=0.1, centre=model), 12)
     0.0
     """
-    distance, count = _distance(model, centre)
+    count, distance = _count_and_distance(model, centre)
     return gaussian_kl(count=count, squared_distance=distance, b=b, sigma=sigma)
 
 
 @torch.no_grad()
-def _distance(model: nn.Module, centre: Weights | None) -> tuple[float, int]:
-    """Squared distance of the clean weights from a centre, and how many weights there are."""
-    origin = _tensors(centre)
+def _count_and_distance(model: nn.Module, centre: Weights | None) -> tuple[int, float]:
+    """Number of weights, and squared distance of the clean weights from a centre."""
+    if isinstance(centre, nn.Module):
+        with held_clean(centre.parameters()):
+            centre = {name: p.detach().clone() for name, p in bare(centre).named_parameters()}
     total, count = 0.0, 0
     with held_clean(model.parameters()):
         for name, p in bare(model).named_parameters():
             difference = p.detach().double()
-            if origin is not None:
-                if name not in origin or origin[name].shape != p.shape:
+            if centre is not None:
+                if name not in centre or centre[name].shape != p.shape:
                     raise ValueError(f"centre has no weights of shape {tuple(p.shape)} for {name}")
-                difference = difference - origin[name].to(p.device).double()
+                difference = difference - centre[name].to(p.device).double()
             total += float(difference.square().sum())
             count += p.numel()
-    return total, count
+    return count, total
 
 
-def _tensors(weights: Weights | None) -> dict[str, Tensor] | None:
-    if weights is None or isinstance(weights, Mapping):
-        return None if weights is None else dict(weights)
-    with held_clean(weights.parameters()):
-        return {name: p.detach().clone() for name, p in bare(weights).named_parameters()}
+@dataclass
+class _Problem:
+    """A model with its options, checked."""
+
+    model: nn.Module
+    data: Any
+    sigma: float | Sequence[float] | None
+    weight_decay: float | None = None
+    paper_prior: bool = False
+    centre: Weights | None = None
+    loss: Loss = zero_one
+    clamp: float | None = None
+    draws: int = 200
+    seed: int = 0
+    feed: Feed | None = None
+    batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        self.draws = _validate.integer("draws", self.draws, low=2)
+        _validate.boolean("paper_prior", self.paper_prior)
+        if (self.sigma is None) == (self.weight_decay is None):
+            raise ValueError("pass either sigma or weight_decay")
+        if self.sigma is not None and self.paper_prior:
+            raise ValueError("paper_prior needs weight_decay: it says how that gives sigma")
+        self.loss, self.ceiling = _bounded_loss(self.loss, self.clamp)
+        self.count, self.distance = _count_and_distance(self.model, self.centre)
+
+    def landscape(self, model: nn.Module) -> Landscape:
+        """Landscape of a model whose learned numbers all carry noise."""
+        norms = [m for m in model.modules() if isinstance(m, _NormBase)]
+        if any(isinstance(norm, _BatchNorm) or norm.track_running_stats for norm in norms):
+            raise ValueError(
+                "the model has batch normalisation or the like, whose statistics come from the "
+                "data and carry no noise, so no PAC-Bayes bound holds; use another normalisation"
+            )
+        return Landscape(
+            model,
+            self.loss,
+            self.data,
+            seed=self.seed,
+            feed=self.feed,
+            batch_size=self.batch_size,
+            stream=BOUNDS,
+        )
+
+    def sigmas(self, examples: int) -> list[float]:
+        """Standard deviations of the priors, as given or from weight decay."""
+        if self.weight_decay is not None:
+            return [prior_sigma(self.weight_decay, examples=None if self.paper_prior else examples)]
+        assert self.sigma is not None
+        return _positive("sigma", self.sigma)
+
+    def kl(self, b: float, sigma: float) -> float:
+        return gaussian_kl(count=self.count, squared_distance=self.distance, b=b, sigma=sigma)
+
+    def risk(self, landscape: Landscape, b: float, failure: float) -> _Risk:
+        """Mean loss under noise; each limit fails with probability ``failure``."""
+        results = landscape.evaluate_noisy(b, range(1, self.draws + 1), (1,))
+        losses = np.array([result.loss for result in results])
+        if not np.isfinite(losses).all():
+            raise ValueError(f"the loss at weights with noise of scale b={b:g} is not finite")
+        ceiling, losses = self.ceiling, losses.clip(0, self.ceiling)  # a mean may be rounded up
+        clean, mean = min(landscape.clean.loss, ceiling), float(losses.mean())
+        upper, rest = (
+            monte_carlo_risk(value, draws=self.draws, failure=failure, ceiling=ceiling)
+            for value in (mean, ceiling - mean)
+        )
+        delta = max(upper - clean, clean - (ceiling - rest), 0.0)
+        return _Risk(losses, Estimate.of(losses), clean, upper, delta)
+
+
+@dataclass(frozen=True)
+class _Risk:
+    """Losses of independent draws, their mean, the clean loss, and upper bounds on mean and δ."""
+
+    losses: np.ndarray
+    mean: Estimate
+    clean: float
+    upper: float
+    delta: float
+
+
+def _bounded_loss(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
+    """A loss with a ceiling, and the ceiling."""
+    if loss is zero_one:
+        if clamp is not None:
+            raise ValueError("the 0-1 loss needs no clamp")
+        return loss, 1.0
+    if clamp is None:
+        raise ValueError(
+            "no bound holds for a loss without a ceiling; pass clamp=..., the value to which the "
+            "loss of each example is clamped"
+        )
+    ceiling, checked = _validate.number("clamp", clamp, above=0), False
+
+    def clamped(outputs: Any, targets: Any) -> Tensor:
+        nonlocal checked
+        losses = loss_per_example(loss, outputs, targets)
+        if not checked:  # once, at the clean weights; later calls may be vectorized
+            check_mean(loss(outputs, targets), losses)
+            checked = True
+        return losses.clamp(0, ceiling).mean()
+
+    return clamped, ceiling
+
+
+def _positive(name: str, value: float | Sequence[float]) -> list[float]:
+    """One or several numbers above 0, as a list."""
+    values = value if isinstance(value, (Sequence, np.ndarray)) else [value]
+    if not len(values):
+        raise ValueError(f"{name} must have at least one value")
+    return [_validate.number(name, x, above=0) for x in values]
 
 
 def pac_bayes(
@@ -116,104 +246,71 @@ def pac_bayes(
     *,
     b: float | Sequence[float],
     sigma: float | Sequence[float] | None = None,
-    weight_decay: float | None = None,
-    paper_prior: bool = False,
-    centre: Weights | None = None,
-    loss: Loss = zero_one,
-    clamp: float | None = None,
     form: str = "seeger",
-    draws: int = 200,
     failure: float = 0.05,
-    seed: int = 0,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
+    **options: Unpack[BoundOptions],
 ) -> Certificate:
-    r"""Bound the risk of a model whose weights carry noise, from its training data alone.
+    r"""Bound the risk of a model with noise on its weights, from its training data alone.
 
     The bound is for the network with fresh Gaussian noise on its weights, not for the clean one.
-    The mean risk over the noise is bounded from finitely many independent draws
-    (:func:`monte_carlo_risk`); half of ``failure`` is spent on that, half on the bound itself.
-
-    Several b are tried with the same draws, so each must be bounded with a share of the first
-    half; several σ mean several priors, which share the second half. What is tried must be fixed
+    Half of ``failure`` is for the Monte Carlo estimate of the risk (:func:`monte_carlo_risk`), half
+    for the bound itself. Several b share the first half, several σ the second. They must be fixed
     before the data are seen.
 
     Args:
-        model: Any module without batch normalisation, whose statistics are learned from the data
-            and carry no noise: no bound of this kind holds for it.
-        data: The training data, in any form that :func:`neuvar.neural_variability` takes.
+        model: Any module without batch normalisation, for which no such bound holds.
+        data: The training data, as for :func:`neuvar.neural_variability`.
         b: Scale of the noise, or several.
-        sigma: Deviation of the prior, or several.
-        weight_decay: Gives σ instead, by :func:`prior_sigma`.
-        paper_prior: With ``weight_decay``, use the paper's :math:`\sigma^2 = 1/\lambda`.
-        centre: See :func:`kl_to_prior`. The weights before training bring the bound down most.
-        loss: Of outputs and targets, as a mean over the batch; by default the 0-1 loss.
-        clamp: Required for any other loss than the 0-1 loss: each example's loss is clamped to
-            [0, ``clamp``], and the bound is for the clamped loss.
+        sigma: Standard deviation of the prior, or several.
         form: ``"seeger"``, ``"mcallester"`` (lemma 1) or ``"variability"`` (theorem 1).
-        draws: How many independent draws of noise.
         failure: Probability that the bound does not hold.
-        seed: Fixes the draws; take another than the one by which b was found.
-        feed: ``feed(model, batch)`` returns outputs and targets of unusual batches.
-        batch_size: Of a pair of tensors.
+        options:
+            - ``weight_decay=None``: gives σ instead, by :func:`prior_sigma`.
+            - ``paper_prior=False``: use the paper's :math:`\sigma^2 = 1/\lambda`.
+            - ``centre=None``: see :func:`kl_to_prior`; weights before training are best.
+            - ``loss=zero_one``: a mean over the batch.
+            - ``clamp=None``: for any other loss, the ceiling to which each example's is clamped.
+            - ``draws=200``: number of perturbed models to evaluate, all independent.
+            - ``seed=0``: of the draws.
+            - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
+            - ``batch_size=1024``: of a pair of tensors.
 
     Examples:
         >>> model = nn.Linear(2, 2)
         >>> data = torch.randn(400, 2), torch.arange(400) % 2
-        >>> found = pac_bayes(model, data, b=0.1, sigma=[0.1, 1.0], draws=20, centre=model)
-        >>> found.sigma, found.bound.kl, found.bound.value <= 1
+        >>> result = pac_bayes(model, data, b=0.1, sigma=[0.1, 1.0], draws=20, centre=model)
+        >>> result.sigma, result.bound.kl, result.bound.value <= 1
         (0.1, 0.0, True)
     """
-    one_of("form", form, ("seeger", "mcallester", "variability"))
-    integer("draws", draws, low=2)
-    scales, half = several("b", b), probability("failure", failure) / 2
-    loss, ceiling = bounded_loss(loss, clamp)
-    distance, count = _distance(model, centre)
-    found = []
-    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = landscape.examples, min(landscape.clean.loss, ceiling)
-        sigmas = prior_sigmas(sigma, weight_decay, paper_prior, m)
+    _validate.one_of("form", form, ("seeger", "mcallester", "variability"))
+    scales, half = _positive("b", b), _validate.probability("failure", failure) / 2
+    problem = _Problem(model, data, sigma, **options)
+    certificates = []
+    with problem.landscape(model) as landscape:
+        sigmas = problem.sigmas(landscape.examples)
         for value in scales:
-            risk = risk_under_noise(landscape, value, draws, half / len(scales), ceiling)
+            risk = problem.risk(landscape, value, half / len(scales))
             for prior in sigmas:
-                kl = gaussian_kl(count=count, squared_distance=distance, b=value, sigma=prior)
-                bound = _bound(form, clean, risk, kl, m, half, len(sigmas), ceiling)
+                numbers: dict[str, Any] = {
+                    "kl": problem.kl(value, prior),
+                    "examples": landscape.examples,
+                    "failure": half,
+                    "choices": len(sigmas),
+                    "ceiling": problem.ceiling,
+                }
+                if form == "variability":
+                    bound = variability_bound(risk.clean, risk.delta, **numbers)
+                else:
+                    formula = seeger_bound if form == "seeger" else mcallester_bound
+                    bound = formula(risk.upper, **numbers)
                 bound = dataclasses.replace(bound, failure=failure)
-                found.append(
+                choices = len(scales) * len(sigmas)
+                certificates.append(
                     Certificate(
-                        bound,
-                        form,
-                        value,
-                        prior,
-                        clean,
-                        risk.mean,
-                        risk.upper,
-                        len(scales) * len(sigmas),
+                        bound, form, value, prior, risk.clean, risk.mean, risk.upper, choices
                     )
                 )
-    return min(found, key=lambda certificate: certificate.bound.value)
-
-
-def _bound(
-    form: str,
-    clean: float,
-    risk: Risk,
-    kl: float,
-    examples: int,
-    failure: float,
-    choices: int,
-    ceiling: float,
-) -> Bound:
-    """A bound by its name."""
-    if form == "variability":
-        delta = max(risk.upper - clean, clean - risk.lower, 0.0)
-        return variability_bound(
-            clean, delta, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
-        )
-    formula = seeger_bound if form == "seeger" else mcallester_bound
-    return formula(
-        risk.upper, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
-    )
+    return min(certificates, key=lambda certificate: certificate.bound.value)
 
 
 def information(
@@ -222,39 +319,15 @@ def information(
     *,
     b: float,
     sigma: float | None = None,
-    weight_decay: float | None = None,
-    paper_prior: bool = False,
-    centre: Weights | None = None,
-    loss: Loss = zero_one,
-    clamp: float | None = None,
-    draws: int = 64,
     confidence: float = 0.95,
-    seed: int = 0,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
+    **options: Unpack[BoundOptions],
 ) -> Certificate:
     r"""Estimate the mutual-information bound on the expected generalization gap.
 
-    For any prior, :math:`I(\theta + \epsilon; S) \le E_S\,KL(Q_{nv}\|P)`. One model shows one
-    term of that expectation, which stands for all of it here; average over models trained on
-    independent data to do better. δ is the upper end of its measured interval. The bound is for
-    the mean over training sets, so it certifies no single model.
-
-    Args:
-        model: As for :func:`pac_bayes`, like the other arguments.
-        data: The training data.
-        b: Scale of the noise.
-        sigma: Deviation of the prior.
-        weight_decay: Gives σ instead, by :func:`prior_sigma`.
-        paper_prior: With ``weight_decay``, use the paper's :math:`\sigma^2 = 1/\lambda`.
-        centre: See :func:`kl_to_prior`.
-        loss: By default the 0-1 loss.
-        clamp: Required for other losses. A loss in [0, c] is c/2-sub-Gaussian.
-        draws: How many draws of noise.
-        confidence: With which δ is bounded.
-        seed: Fixes the draws.
-        feed: ``feed(model, batch)`` returns outputs and targets of unusual batches.
-        batch_size: Of a pair of tensors.
+    For any prior, :math:`I(\theta + \epsilon; S) \le E_S\,KL(Q_{nv}\|P)`. The KL of one model
+    stands for the expectation here; average over models trained on independent data to do better.
+    The bound is for the mean over training sets, so it certifies no single model. δ is an upper
+    bound with probability ``confidence``. See :func:`pac_bayes` for the arguments.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -262,19 +335,21 @@ def information(
         >>> information(model, data, b=0.1, sigma=0.1, centre=model).bound.kl
         0.0
     """
-    integer("draws", draws, low=2)
-    probability("confidence", confidence)
-    loss, ceiling = bounded_loss(loss, clamp)
-    distance, count = _distance(model, centre)
-    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m, clean = landscape.examples, min(landscape.clean.loss, ceiling)
-        (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
-        risk = risk_under_noise(landscape, positive("b", b), draws, 1 - confidence, ceiling)
-    kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
-    delta = max(risk.upper - clean, clean - risk.lower, 0.0)
-    bound = information_bound(kl, delta, examples=m, sub_gaussian=ceiling / 2)
-    bound = dataclasses.replace(bound, failure=1 - confidence)
-    return Certificate(bound, "information", float(b), prior, clean, risk.mean, risk.upper, 1)
+    failure = 1 - _validate.probability("confidence", confidence)
+    b, sigma = _one_b_and_sigma(b, sigma)
+    problem = _Problem(model, data, sigma, **options)
+    with problem.landscape(model) as landscape:
+        risk = problem.risk(landscape, b, failure)
+    (prior,), width = problem.sigmas(landscape.examples), problem.ceiling / 2
+    kl, examples = problem.kl(b, prior), landscape.examples
+    bound = information_bound(kl, risk.delta, examples=examples, sub_gaussian=width)
+    bound = dataclasses.replace(bound, failure=failure)
+    return Certificate(bound, "information", b, prior, risk.clean, risk.mean, risk.upper, 1)
+
+
+def _one_b_and_sigma(b: float, sigma: float | None) -> tuple[float, float | None]:
+    sigma = None if sigma is None else _validate.number("sigma", sigma, above=0)
+    return _validate.number("b", b, above=0), sigma
 
 
 @dataclass(frozen=True)
@@ -283,12 +358,11 @@ class ForgettingCertificate:
 
     Attributes:
         bound: The bound; its ``failure`` covers the data and the draws.
-        delta_ab: By how much task A's training loss rose, both at noisy weights, with its error;
-            the same draws are used before and after.
+        delta_ab: Rise of task A's training loss at noisy weights, with the same draws.
         before: Mean loss on task A's training data, over the noise, after task A.
         after: The same after task B.
         b: Scale of the noise.
-        sigma: Deviation of the prior.
+        sigma: Standard deviation of the prior.
     """
 
     bound: Bound
@@ -306,60 +380,40 @@ def forgetting(
     *,
     b: float,
     sigma: float | None = None,
-    weight_decay: float | None = None,
-    paper_prior: bool = False,
-    centre: Weights | None = None,
-    loss: Loss = zero_one,
-    clamp: float | None = None,
-    draws: int = 200,
     failure: float = 0.05,
-    seed: int = 0,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
+    **options: Unpack[BoundOptions],
 ) -> ForgettingCertificate:
     """Bound the risk at task A after training on task B, by :func:`forgetting_bound`.
 
-    Args:
-        model: The model after task B.
-        before: The model, or its state, after task A.
-        data: Training data of task A.
-        b: Scale of the noise on the weights of both.
-        sigma: Deviation of the prior.
-        weight_decay: Gives σ instead, by :func:`prior_sigma`.
-        paper_prior: With ``weight_decay``, use the paper's σ² = 1/λ.
-        centre: See :func:`kl_to_prior`.
-        loss: By default the 0-1 loss.
-        clamp: Required for other losses.
-        draws: How many independent draws of noise.
-        failure: Probability that the bound does not hold.
-        seed: Fixes the draws.
-        feed: ``feed(model, batch)`` returns outputs and targets of unusual batches.
-        batch_size: Of a pair of tensors.
+    ``model`` is the model after task B, ``before`` the model or its state after task A, ``data``
+    the training data of task A. See :func:`pac_bayes` for the other arguments.
 
     Examples:
         >>> model, after_a = nn.Linear(2, 2), nn.Linear(2, 2)
         >>> data = torch.randn(400, 2), torch.arange(400) % 2
-        >>> found = forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
-        >>> found.bound.risk >= found.after.mean
+        >>> result = forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
+        >>> result.bound.risk >= result.after.mean
         True
     """
-    integer("draws", draws, low=2)
-    half = probability("failure", failure) / 2
-    b = positive("b", b)
-    loss, ceiling = bounded_loss(loss, clamp)
-    distance, count = _distance(model, centre)
+    half = _validate.probability("failure", failure) / 2
+    b, sigma = _one_b_and_sigma(b, sigma)
+    problem = _Problem(model, data, sigma, **options)
     earlier = before if isinstance(before, nn.Module) else copy.deepcopy(model)
     if isinstance(before, Mapping):
         earlier.load_state_dict(dict(before))
-    with noisy_landscape(earlier, loss, data, seed, feed, batch_size) as landscape:
-        first = risk_under_noise(landscape, b, draws, half, ceiling)
-    with noisy_landscape(model, loss, data, seed, feed, batch_size) as landscape:
-        m = landscape.examples
-        (prior,) = prior_sigmas(one_sigma(sigma), weight_decay, paper_prior, m)
-        second = risk_under_noise(landscape, b, draws, half, ceiling)
-    kl = gaussian_kl(count=count, squared_distance=distance, b=b, sigma=prior)
-    rise = second.upper - first.mean.mean
-    bound = forgetting_bound(first.mean.mean, rise, kl, examples=m, failure=half, ceiling=ceiling)
+    with problem.landscape(earlier) as landscape:
+        first = problem.risk(landscape, b, half)
+    with problem.landscape(model) as landscape:
+        second = problem.risk(landscape, b, half)
+    (prior,), start = problem.sigmas(landscape.examples), first.mean.mean
+    bound = forgetting_bound(
+        start,
+        second.upper - start,
+        problem.kl(b, prior),
+        examples=landscape.examples,
+        failure=half,
+        ceiling=problem.ceiling,
+    )
     return ForgettingCertificate(
         bound=dataclasses.replace(bound, failure=failure),
         delta_ab=Estimate.of(second.losses - first.losses),

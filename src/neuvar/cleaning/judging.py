@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.issues import Array, LabelIssues, NoiseRate, Transition
-from neuvar.measures.proportion import normal_quantile, wilson
+from neuvar.measures.estimate import normal_quantile, wilson
 
 AT_ONCE = 10_000
 """Examples that are copied at once: a million with a thousand classes are not copied as a whole."""

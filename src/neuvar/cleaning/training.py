@@ -16,7 +16,7 @@ from neuvar._validate import integer
 from neuvar.cleaning.inputs import Examples
 from neuvar.cleaning.issues import Array
 from neuvar.data import Batches, normalization
-from neuvar.measures.reading import at_least_single
+from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.optim import NVRMSGD
 from neuvar.train import fit
 from neuvar.train.evaluation import autocast, device_of
@@ -120,7 +120,7 @@ def probabilities_of(model: nn.Module, examples: Examples, *, precision: str = "
         for inputs, *_ in feed(examples, AT_ONCE, shuffle=False, device=device).epoch(0):
             with autocast(device, precision):
                 scores = model(inputs)
-            found.append(softmax(at_least_single(scores).cpu().double(), 1))
+            found.append(softmax(half_to_float(scores).cpu().double(), 1))
     return torch.cat(found).numpy()
 
 

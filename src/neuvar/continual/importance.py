@@ -11,7 +11,7 @@ from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
 from neuvar.continual.per_sample import Problem, Scores, choose_method, stateless, zeros
 from neuvar.measures.eval_mode import clean_eval_mode
-from neuvar.measures.reading import refuse_unknown_class
+from neuvar.measures.loss_and_accuracy import check_classes
 from neuvar.optim.layout import bare
 
 SQUARED_BATCH = 256
@@ -143,7 +143,7 @@ def _mean_power(
         for inputs, labels in inputs_and_labels(data, device, needs_labels=needs_labels):
             if needs_labels:
                 classes = classes or _classes(problem, weights, inputs)
-                refuse_unknown_class(labels, classes)
+                check_classes(labels, classes)
             if draw is not None:
                 labels = _drawn(problem, weights, inputs, draw)  # noqa: PLW2901
             if method is None:
@@ -168,7 +168,7 @@ def _squared_batch_mean(
             pairs = zip(inputs.split(SQUARED_BATCH), labels.split(SQUARED_BATCH), strict=True)
             for x, y in pairs:
                 logs = _log_probabilities(forward(live, x))
-                refuse_unknown_class(y, logs.shape[1])
+                check_classes(y, logs.shape[1])
                 score = logs.gather(1, y[:, None]).mean()
                 grads = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
                 for total, gradient in zip(totals.values(), grads, strict=True):

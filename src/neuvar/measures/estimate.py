@@ -1,4 +1,4 @@
-"""A mean and how sure it is."""
+"""Means and proportions with confidence intervals."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, TypeVar
 
 import numpy as np
 
-from neuvar._validate import probability
+from neuvar._validate import integer, probability
+
+Number = TypeVar("Number", float, np.ndarray[Any, np.dtype[Any]])
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,9 @@ class Estimate:
     Attributes:
         mean: The estimate.
         stderr: Its standard error.
-        interval: Holds the true mean with probability ``confidence``.
-        samples: How many independent samples it is the mean of.
-        confidence: The probability that ``interval`` is meant to have.
+        interval: Contains the true mean with probability ``confidence``.
+        samples: Number of independent samples.
+        confidence: Confidence level of ``interval``.
     """
 
     mean: float
@@ -42,9 +45,8 @@ class Estimate:
         """
         x = np.asarray(samples, dtype=np.float64)
         confidence = probability("confidence", confidence)
-        mean, stderr = _mean_and_error(x)
         tail = (1 - confidence) / 2
-        return cls(mean, stderr, (limit(x, tail), limit(x, 1 - tail)), len(x), confidence)
+        return cls(*_mean_and_error(x), (limit(x, tail), limit(x, 1 - tail)), len(x), confidence)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -52,19 +54,18 @@ class Estimate:
 
 
 def _mean_and_error(x: np.ndarray) -> tuple[float, float]:
-    if not np.isfinite(x).all():
-        # Where a loss overflows, or is no number any more, its mean is beyond any number.
+    if not np.isfinite(x).all():  # the loss has overflowed
         return math.inf, math.inf
     return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x)))
 
 
 def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
-    r"""One-sided limit: the true mean lies below it with probability ``level``.
+    r"""One-sided limit: the true mean is below it with probability ``level``.
 
-    Losses at random weights are skewed: a few steep directions make a few draws large. Student's
-    interval then misses too often on one side. Hall's transformation
-    :math:`g(T) = T + aT^2 + a^2T^3/3 + a/2` with :math:`a = \hat\gamma / (3\sqrt{n})` removes the
-    skewness :math:`\hat\gamma` from the studentised mean T, and its inverse is in closed form.
+    Losses at random weights are skewed, so Student's interval misses too often on one side. Hall's
+    transformation :math:`g(T) = T + aT^2 + a^2T^3/3 + a/2` with
+    :math:`a = \hat\gamma / (3\sqrt{n})` removes the skewness :math:`\hat\gamma` from the
+    studentised mean T, and has an inverse in closed form.
 
     References:
         Hall: On the removal of skewness by transformation, JRSS B 54(1), 1992.
@@ -73,18 +74,15 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
     >>> limit(x, 0.5) < limit(x, 0.95)
     True
     """
-    x = np.asarray(samples, dtype=np.float64)
-    if len(x) < 2:
-        raise ValueError(f"an error needs at least 2 samples, got {len(x)}")
+    x, n = np.asarray(samples, dtype=np.float64), len(samples)
+    if n < 2:
+        raise ValueError(f"an error needs at least 2 samples, got {n}")
     mean, stderr = _mean_and_error(x)
-    if not math.isfinite(mean):
-        return math.inf
-    if stderr == 0:
+    if not math.isfinite(mean) or stderr == 0:
         return mean
-    n = len(x)
-    spread = x.std(ddof=1)
-    skew = float(np.mean(((x - mean) / spread) ** 3)) * n**2 / ((n - 1) * (n - 2)) if n > 2 else 0.0
-    a = skew / (3 * math.sqrt(n))
+    z = (x - mean) / x.std(ddof=1)
+    skewness = float(np.mean(z**3)) * n**2 / ((n - 1) * (n - 2)) if n > 2 else 0.0
+    a = skewness / (3 * math.sqrt(n))
     t = student_quantile(1 - level, n - 1)
     if abs(a) > 1e-9:
         t = float(np.cbrt(1 + 3 * a * (t - a / 2)) - 1) / a
@@ -93,28 +91,24 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def student_quantile(level: float, dof: int) -> float:
-    """Quantile of Student's t distribution with a whole number of degrees of freedom.
+    """Quantile of Student's t distribution with an integer number of degrees of freedom.
 
     >>> round(student_quantile(0.975, 9), 4)
     2.2622
     """
-    if dof > 1000:  # by then the first terms of its expansion are exact to ten digits
+    if dof > 1000:  # the first terms of the expansion are exact to ten digits
         z = NormalDist().inv_cdf(level)
         return z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)
-    low, high = -1.0, 1.0
-    while _student_cdf(high, dof) < level:
-        high *= 2
-    while _student_cdf(low, dof) > level:
-        low *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
+    reach = 1.0
+    while not _student_cdf(-reach, dof) <= level <= _student_cdf(reach, dof):
+        reach *= 2
+    low, high = -reach, reach
+    while low < (middle := (low + high) / 2) < high:
         if _student_cdf(middle, dof) < level:
             low = middle
         else:
             high = middle
-    return (low + high) / 2
+    return middle
 
 
 def _student_cdf(t: float, dof: int) -> float:
@@ -130,3 +124,80 @@ def _student_cdf(t: float, dof: int) -> float:
         terms = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k) * cosine**2]))
         inside = sine * terms.sum()
     return float((1 + inside) / 2)
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A count out of a number of cases, with its binomial error.
+
+    Attributes:
+        count: Number of cases that count.
+        of: Number of cases; with 0 the proportion is unknown.
+        confidence: Confidence level of ``interval``.
+
+    >>> wrong = Proportion(count=8, of=20)
+    >>> wrong.value, round(wrong.stderr, 3)
+    (0.4, 0.11)
+    >>> [round(end, 3) for end in wrong.interval]
+    [0.219, 0.613]
+    """
+
+    count: int
+    of: int
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        probability("confidence", self.confidence)
+        integer("of", self.of, low=0)
+        if integer("count", self.count, low=0) > self.of:
+            raise ValueError(f"count must be at most of = {self.of}, got {self.count}")
+
+    @property
+    def value(self) -> float:
+        """The proportion, from 0 to 1; nan without cases."""
+        return self.count / self.of if self.of else math.nan
+
+    @property
+    def stderr(self) -> float:
+        r"""Standard error :math:`\sqrt{p(1 - p)/n}`; nan without cases.
+
+        It is 0 when no case or every case counts; :attr:`interval` is right there, too.
+        """
+        return math.sqrt(self.value * (1 - self.value) / self.of) if self.of else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's score interval; (0, 1) without cases.
+
+        Its lower end is exactly 0 when no case counts, its upper end exactly 1 when all do.
+
+        References:
+            Wilson 1927, Probable inference, the law of succession, and statistical inference.
+        """
+        z = normal_quantile(self.confidence)
+        return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)
+
+
+def normal_quantile(confidence: float) -> float:
+    """Half-width of a two-sided normal interval with this confidence, in standard errors."""
+    return -NormalDist().inv_cdf((1 - probability("confidence", confidence)) / 2)
+
+
+def wilson(share: Number, of: Number, z: float) -> tuple[Number, Number]:
+    """Wilson's score interval of z standard errors for a proportion ``share`` of ``of`` cases.
+
+    >>> low, high = wilson(np.array([0.0, 0.4, 1.0]), np.array(20.0), 1.96)
+    >>> low.round(3).tolist(), high.round(3).tolist()
+    ([0.0, 0.219, 0.839], [0.161, 0.613, 1.0])
+    """
+    return _wilson_low(share, of, z), 1 - _wilson_low(1 - share, of, z)
+
+
+def _wilson_low(share: Number, of: Number, z: float) -> Number:
+    # The product of the roots of Wilson's quadratic is known, so the smaller root follows from
+    # the larger one without cancellation, and is 0 for a share of 0.
+    square = share * (1 - share) / of + (z / (2 * of)) ** 2
+    if isinstance(share, np.ndarray):
+        larger = share + z**2 / (2 * of) + z * np.sqrt(square)
+        return np.asarray(np.divide(share**2, larger, out=np.zeros_like(share), where=share != 0))
+    return share**2 / (share + z**2 / (2 * of) + z * math.sqrt(square)) if share else 0.0

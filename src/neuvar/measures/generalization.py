@@ -1,4 +1,4 @@
-"""The gap between data that was learned from and data that was not."""
+"""The gap between training data and new data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neuvar._batches import Feed
 from neuvar._validate import probability
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import Landscape, Loss
-from neuvar.measures.reading import are_classes, at_least_single, scalar
+from neuvar.measures.loss_and_accuracy import are_classes, half_to_float, scalar
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class GeneralizationGap:
     """How much worse a model is on new data than on its training data.
 
     Attributes:
-        train_loss: Mean loss on the training data; exact, these are all of them.
-        test_loss: Mean loss on new data, which estimates that on the distribution they are from.
-        loss_gap: ``test_loss - train_loss``, with the error of having finitely many new data.
-        train_accuracy: Accuracy on the training data; nan if this is no classification.
-        test_accuracy: Accuracy on new data, with its error; None if this is no classification.
-        accuracy_gap: ``train_accuracy - test_accuracy``; None if this is no classification.
+        train_loss: Mean loss on the training data.
+        test_loss: Mean loss on new data.
+        loss_gap: ``test_loss - train_loss``, with the error from the finite number of new data.
+        train_accuracy: Accuracy on the training data; nan without classes.
+        test_accuracy: Accuracy on new data; None without classes.
+        accuracy_gap: ``train_accuracy - test_accuracy``; None without classes.
     """
 
     train_loss: float
@@ -51,17 +51,8 @@ def generalization_gap(
 
     .. math:: L(\theta) - L(\theta, S)
 
-    The model is in evaluation mode and free of an optimizer's noise meanwhile, and left as found.
-
-    Args:
-        model: Any module.
-        loss: Mean loss over a batch.
-        train: What the model was trained on, in any form that :func:`neural_variability` takes.
-            Give it as it is evaluated, without random augmentation.
-        test: Data that it has not seen.
-        confidence: Of the intervals.
-        feed: ``feed(model, batch)`` returns outputs and targets of unusual batches.
-        batch_size: Of a pair of tensors.
+    ``train`` are the training data without augmentation, ``test`` data that the model has not
+    seen. The other arguments are as for :func:`neural_variability`.
 
     Examples:
         >>> model = nn.Linear(3, 2)
@@ -89,7 +80,7 @@ def generalization_gap(
 
 
 def _shifted(estimate: Estimate, sign: int, offset: float) -> Estimate:
-    """The estimate of a quantity, with its sign turned if asked, plus a constant."""
+    """The estimate times a sign plus a constant."""
     low, high = sorted(sign * end + offset for end in estimate.interval)
     mean = sign * estimate.mean + offset
     return Estimate(mean, estimate.stderr, (low, high), estimate.samples, estimate.confidence)
@@ -97,7 +88,7 @@ def _shifted(estimate: Estimate, sign: int, offset: float) -> Estimate:
 
 @torch.no_grad()
 def example_losses(landscape: Landscape) -> tuple[Tensor, Tensor | None]:
-    """Loss of each example and, for classification, whether its class was right."""
+    """Loss of each example and, for classification, its accuracy."""
     losses: list[Tensor] = []
     hits: list[Tensor] = []
     with landscape.batches.one_pass() as batches:
@@ -108,26 +99,26 @@ def example_losses(landscape: Landscape) -> tuple[Tensor, Tensor | None]:
                     "the loss of single examples needs outputs and targets that are tensors, got "
                     f"{type(outputs).__name__} and {type(targets).__name__}"
                 )
-            outputs = at_least_single(outputs)
-            losses.append(each(landscape.loss, outputs, targets).double().cpu())
-            refuse_if_no_mean(landscape.loss(outputs, targets), losses[-1])
+            outputs = half_to_float(outputs)
+            losses.append(loss_per_example(landscape.loss, outputs, targets).double().cpu())
+            check_mean(landscape.loss(outputs, targets), losses[-1])
             if are_classes(outputs, targets):
                 right = (outputs.argmax(1) == targets).double().cpu()
                 hits.append(right.reshape(len(right), -1).mean(1))
     return torch.cat(losses), torch.cat(hits) if hits else None
 
 
-def refuse_if_no_mean(of_batch: Tensor, of_examples: Tensor) -> None:
-    """Refuse a loss that is something else than the mean over a batch of each example's loss."""
-    mean = float(of_examples.mean())
-    if not abs(float(of_batch) - mean) <= 1e-3 * abs(mean) + 1e-6:
+def check_mean(batch_loss: Tensor, losses: Tensor) -> None:
+    """Refuse a loss of a batch that is not the mean of the losses of its examples."""
+    mean = float(losses.mean())
+    if not abs(float(batch_loss) - mean) <= 1e-3 * abs(mean) + 1e-6:
         raise ValueError(
             "loss must be the mean of the losses of single examples, but with class weights or "
-            f"ignored targets it is not: {float(of_batch):.6g} for a batch whose mean is {mean:.6g}"
+            f"ignored targets it is not: {float(batch_loss):.6g} for a batch with mean {mean:.6g}"
         )
 
 
-def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def loss_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Loss of each row as a batch of one."""
 
     def of_one(output: Tensor, target: Tensor) -> Tensor:
@@ -135,6 +126,6 @@ def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
     try:
         return vmap(of_one)(outputs, targets)
-    except RuntimeError:  # a loss that looks at numbers cannot be batched
+    except RuntimeError:  # a loss that depends on values cannot be vectorized
         rows = zip(outputs, targets, strict=True)
         return torch.stack([of_one(output, target) for output, target in rows])

@@ -1,4 +1,4 @@
-"""The loss around a model's weights, which are put back to the bit."""
+"""The loss at weights around a model's own, which are restored to the bit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar import _validate
 from neuvar._batches import Batches, Feed, batch_length, feed_batch
-from neuvar._validate import boolean, one_of
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.measures.eval_mode import clean_eval_mode
-from neuvar.measures.reading import (
-    Reading,
-    agree,
-    at_least_single,
-    average,
-    counted,
-    examples_in,
-    hit_rate,
+from neuvar.measures.loss_and_accuracy import (
+    LossAndAccuracy,
+    batch_accuracy,
+    batch_weights,
+    count_examples,
+    counted_targets,
+    half_to_float,
     scalar,
     weighted_mean,
-    weights_of,
 )
 from neuvar.noise import SAMPLERS, Draw, Slot, family, standard_noise
 from neuvar.optim.layout import check_parameters, local, reshard, slots
@@ -36,38 +33,43 @@ from neuvar.optim.layout import check_parameters, local, reshard, slots
 Loss = Callable[[Any, Any], Tensor]
 """Called as ``loss(outputs, targets)``; returns the mean over the batch."""
 
-Shift = Mapping[Tensor, Tensor]
-"""What is added to each parameter."""
+Parameters = Iterable[Tensor] | Iterable[str]
+"""Parameters of a model, as tensors or by name."""
 
 SMALL_WORK = 20_000
-"""Examples times weights for each tensor of weights, below which calls cost more than numbers."""
+"""Vectorize if examples × weights per tensor is at most this: call overhead dominates."""
 
 MEASURES, BOUNDS = -1, -2
-"""Streams of noise that are nobody else's; those of optimizers are numbered from 0."""
+"""Noise streams of measures and bounds; optimizers use streams from 0."""
 
 DRAWS_AT_ONCE = 16
-"""How many perturbed models are evaluated at once where that is faster."""
+"""How many perturbed models to evaluate in one vectorized call."""
 
 
-class Options(TypedDict, total=False):
-    """What is perturbed, how, and how it is evaluated: options common to all measures."""
+class DataOptions(TypedDict, total=False):
+    """Which weights, and how to read the data."""
 
-    noise: str
     relative_to: str | None
-    parameters: Iterable[Tensor] | Iterable[str] | None
+    parameters: Parameters | None
     seed: int
-    sampler: str
-    batchnorm: str
     feed: Feed | None
     batch_size: int
+
+
+class Options(DataOptions, total=False):
+    """Options of the measures that perturb weights."""
+
+    noise: str
+    sampler: str
+    batchnorm: str
     vectorize: bool | None
 
 
 class Landscape:
-    """A model, a loss and data, open for looking at other weights than the model's own.
+    """A model, a loss and data, to evaluate at perturbed weights.
 
     Inside ``with`` the model is in evaluation mode and free of an optimizer's noise; afterwards
-    weights, modes, buffers, gradients and generators are as they were found.
+    weights, modes, buffers, gradients and generators are as before.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Landscape:
         *,
         noise: str = "gaussian",
         relative_to: str | None = None,
-        parameters: Iterable[Tensor] | Iterable[str] | None = None,
+        parameters: Parameters | None = None,
         seed: int = 0,
         sampler: str = "fresh",
         batchnorm: str = "keep",
@@ -91,45 +93,42 @@ class Landscape:
             raise ValueError(f"model must be a torch module, got {type(model).__name__}")
         if not callable(loss):
             raise ValueError(f"loss must be a function of outputs and targets, got {loss!r}")
-        one_of("relative_to", relative_to, (None, "tensor", "filter"))
-        one_of("batchnorm", batchnorm, ("keep", "reestimate"))
-        one_of("sampler", sampler, tuple(SAMPLERS))
-        seed = _validate.seed(seed)
+        _validate.one_of("relative_to", relative_to, (None, "tensor", "filter"))
+        _validate.one_of("batchnorm", batchnorm, ("keep", "reestimate"))
+        _validate.one_of("sampler", sampler, SAMPLERS)
         if vectorize is not None:
-            boolean("vectorize", vectorize)
+            _validate.boolean("vectorize", vectorize)
         self.model, self.loss, self.feed = model, loss, feed or feed_batch
         self.std, self.relative_to, self.vectorize = family(noise).std, relative_to, vectorize
-        # A stream of its own: an optimizer with the same seed has trained with the others.
-        self.kind = Draw(noise=noise, seed=seed, sampler=sampler, rank=stream)
-        self.slots = _chosen(model, parameters)
+        # A stream of its own: an optimizer with the same seed may have trained with the others.
+        seed = _validate.seed(seed)
+        self.draw = Draw(noise=noise, seed=seed, sampler=sampler, rank=stream)
+        self.slots = _select(model, parameters)
         self.batches = Batches(data, batch_size=batch_size, model=model)
-        has_norms = any(
-            isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules()
-        )
-        self.batchnorm = batchnorm if has_norms else "absent"
+        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        self.batchnorm = batchnorm if any(m.track_running_stats for m in norms) else "absent"
         self.examples = 0
-        self._open = ExitStack()
-        self._centre: dict[Tensor, Tensor] = {}
+        self._stack = ExitStack()
+        self._clean_weights: dict[Tensor, Tensor] = {}
 
     def __enter__(self) -> Landscape:
         with ExitStack() as stack:
             stack.enter_context(clean_eval_mode(self.model))
-            # Also where a loss is differentiated, the weights themselves are only read.
-            self._centre = {p: local(p).clone() for p in self.slots}
+            self._clean_weights = {p: local(p).clone() for p in self.slots}
             stack.callback(self.move, None)
-            self.scale = {p: self._relative(c) for p, c in self._centre.items()}
-            self.clean = self.read()
+            self.scale = {p: self._scale(w) for p, w in self._clean_weights.items()}
+            self.clean = self.evaluate()
             if not math.isfinite(self.clean.loss):
                 raise ValueError(f"the loss at the model's own weights is {self.clean.loss}")
-            self._refuse_changing_data()
-            self._open = stack.pop_all()
+            self._check_same_data()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._stack.close()
 
-    def _relative(self, weights: Tensor) -> Tensor:
-        """What b is multiplied with: 1, or the root mean square of a tensor or of its filters."""
+    def _scale(self, weights: Tensor) -> Tensor:
+        """Factor of b: 1, or the root mean square of a tensor or of its filters."""
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         if self.relative_to is None:
             return weights.new_ones(())
@@ -137,154 +136,165 @@ class Landscape:
             return weights.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (weights.ndim - 1))
         return weights.square().mean().sqrt()
 
-    def direction(self, number: int, *, signs_only: bool = False) -> dict[Tensor, Tensor]:
-        """One draw of noise for all weights, at b = 1, or only its signs."""
-        draw, found = self.kind._replace(number=number), {}
+    def noise(self, number: int, *, signs_only: bool = False) -> dict[Tensor, Tensor]:
+        """Draw number ``number`` of noise for all weights at b = 1, or only its signs."""
+        draw, result = self.draw._replace(number=number), {}
         for p, slot in self.slots.items():
             z = standard_noise(slot, draw, local(p).device).to(self.scale[p].dtype)
             z = z.sign() if signs_only else z
-            found[p] = z if self.relative_to is None else z * self.scale[p]
-        return found
+            result[p] = z if self.relative_to is None else z * self.scale[p]
+        return result
 
     @torch.no_grad()
-    def move(self, shift: Shift | None, factor: float = 1.0) -> None:
-        """Set the model's weights to its own plus a shift; None stands for its own."""
-        for p, centre in self._centre.items():
-            # Writing to .data leaves no trace in autograd: a backward pass may still be to come.
-            live = local(p.data)
+    def move(self, shift: Mapping[Tensor, Tensor] | None, factor: float = 1.0) -> None:
+        """Set the weights to the clean ones plus ``factor * shift``; None restores them."""
+        for p, clean in self._clean_weights.items():
+            # Writing to .data is invisible to autograd: a backward pass may still be pending.
+            weights = local(p.data)
             if shift is None:
-                live.copy_(centre)
+                weights.copy_(clean)
             else:
-                torch.add(centre, shift[p], alpha=factor, out=live)
-        reshard(self._centre)
+                torch.add(clean, shift[p], alpha=factor, out=weights)
+        reshard(self._clean_weights)
 
     @torch.no_grad()
-    def read(self) -> Reading:
-        """Loss and accuracy over all data at the weights as they stand."""
+    def evaluate(self) -> LossAndAccuracy:
+        """Loss and accuracy over all data at the current weights."""
         if self.batchnorm == "reestimate":
             with self.batches.one_pass() as batches:
                 reestimate_batchnorm(self.model, batches, feed=self.feed)
-        sizes, losses, hits, weights, known = [], [], [], [], self.examples
+        sizes, values, weights, first = [], [], [], not self.examples
         with self.batches.one_pass() as batches:
             for batch in batches:
                 outputs, targets = self.feed(self.model, batch)
                 sizes.append(batch_length(outputs, targets))
-                if not known:  # in the first pass alone: it makes a device wait
-                    self.examples += examples_in(self.loss, outputs, targets)
-                losses.append(scalar(self.loss(at_least_single(outputs), targets)))
-                hits.append(hit_rate(outputs, targets, counted(self.loss, outputs, targets)))
-                weights.append(weights_of(self.loss, outputs, targets))
+                if first:  # only in the first pass: it synchronizes with the device
+                    self.examples += count_examples(self.loss, outputs, targets)
+                values.append(self._loss_and_accuracy(outputs, targets))
+                weights.append(batch_weights(self.loss, outputs, targets))
         self.batches.check_count(sum(sizes))
         if not self.examples:
-            raise ValueError("data has no target that counts: the loss leaves all of them out")
-        self.batch_sizes, self.precision = sizes, torch.finfo(losses[0].dtype).eps
+            raise ValueError("data has no target that counts: the loss ignores all of them")
+        self.batch_sizes, self.precision = sizes, torch.finfo(values[0][0].dtype).eps
         self.weights = torch.stack(weights).cpu()
-        return Reading(*_means(losses, hits, self.weights))
+        return self._mean(values)
+
+    def _loss_and_accuracy(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        loss = scalar(self.loss(half_to_float(outputs), targets))
+        return loss, batch_accuracy(outputs, targets, counted_targets(self.loss, outputs, targets))
+
+    def _mean(self, values: Sequence[tuple[Tensor, Tensor]]) -> LossAndAccuracy:
+        """Mean over all batches."""
+        losses, accuracies = map(list, zip(*values, strict=True))
+        loss = weighted_mean(losses, self.weights[:, 0])
+        return LossAndAccuracy(loss, weighted_mean(accuracies, self.weights[:, 1]))
 
     @property
     def rounding(self) -> float:
-        """By how much arithmetic may be off in a loss."""
+        """Rounding error of a loss."""
         return self.precision * abs(self.clean.loss)
 
-    def _refuse_changing_data(self) -> None:
-        """Look twice at data that come from somewhere else: persistent workers, for example."""
+    def _check_same_data(self) -> None:
+        """Evaluate twice, unless data is a pair of tensors: loaders may differ between passes."""
         if self.batches.is_pair:
             return
-        again = self.read().loss
+        again = self.evaluate().loss
         if abs(again - self.clean.loss) > 1e-4 * abs(self.clean.loss) + 1e3 * self.rounding:
             raise ValueError(
                 "data must be the same in every pass, but the loss at the same weights was "
                 f"{self.clean.loss:.6g} and then {again:.6g}"
             )
 
-    def readings(self, b: float, numbers: Iterable[int], signs: Sequence[int]) -> list[Reading]:
-        """Mean reading over the given signs of each draw of noise."""
+    def evaluate_noisy(
+        self, b: float, numbers: Iterable[int], signs: Sequence[int]
+    ) -> list[LossAndAccuracy]:
+        """Loss and accuracy at noise of scale b for each draw, averaged over the signs."""
         numbers = list(numbers)
         if b == 0:
             return [self.clean] * len(numbers)
-        first = [self._one_by_one(b, number, signs) for number in numbers[:1]]
-        found = first
-        if len(numbers) > 1 and self._calls_dominate():
-            step = max(1, DRAWS_AT_ONCE // len(signs))
-            together: list[list[Reading]] = []
-            for low in range(0, len(numbers), step):
-                part = self._together(b, numbers[low : low + step], signs)
-                if part is None or not (together or self._same(part[0], first[0])):
-                    self.vectorize = False  # it was computed both ways, and they differ
-                    break
-                together += part
-            found = together or first
-        found += [self._one_by_one(b, n, signs) for n in numbers[len(found) :]]
-        return [average(pair) for pair in found]
+        results = [self._one_draw(b, number, signs) for number in numbers[:1]]
+        if len(numbers) > 1 and self._should_vectorize():
+            results = self._vectorized(b, numbers, signs, results[0]) or results
+        results += [self._one_draw(b, number, signs) for number in numbers[len(results) :]]
+        n = len(signs)
+        return [
+            LossAndAccuracy(sum(r.loss for r in draw) / n, sum(r.accuracy for r in draw) / n)
+            for draw in results
+        ]
 
-    def _same(self, together: list[Reading], alone: list[Reading]) -> bool:
-        # Sign by sign: in their mean the effect of small noise all but cancels.
-        pairs = zip(together, alone, strict=True)
-        return all(agree(one, other, self.clean, self.rounding) for one, other in pairs)
-
-    def _one_by_one(self, b: float, number: int, signs: Sequence[int]) -> list[Reading]:
-        direction, found = self.direction(number), []
+    def _one_draw(self, b: float, number: int, signs: Sequence[int]) -> list[LossAndAccuracy]:
+        noise, results = self.noise(number), []
         for sign in signs:
-            self.move(direction, sign * b)
-            found.append(self.read())
+            self.move(noise, sign * b)
+            results.append(self.evaluate())
         self.move(None)
-        return found
+        return results
 
-    def _calls_dominate(self) -> bool:
-        """Whether evaluating several perturbed models at once is faster than one by one."""
+    def _should_vectorize(self) -> bool:
+        """Whether to evaluate several perturbed models at once, because that is faster."""
         if self.vectorize is not None or self.batchnorm == "reestimate":
             return bool(self.vectorize) and self.batchnorm != "reestimate"
         weights = sum(p.numel() for p in self.slots)
         return max(self.batch_sizes) * weights <= SMALL_WORK * len(self.slots)
 
+    def _vectorized(
+        self, b: float, numbers: list[int], signs: Sequence[int], first: list[LossAndAccuracy]
+    ) -> list[list[LossAndAccuracy]]:
+        """Vectorized results of all draws, up to a failure or a mismatch with the first draw."""
+        results: list[list[LossAndAccuracy]] = []
+        step = max(1, DRAWS_AT_ONCE // len(signs))
+        for low in range(0, len(numbers), step):
+            part = self._at_once(b, numbers[low : low + step], signs)
+            if part is None or not (results or self._agree(part[0], first)):
+                self.vectorize = False
+                break
+            results += part
+        return results
+
+    def _agree(self, vectorized: list[LossAndAccuracy], single: list[LossAndAccuracy]) -> bool:
+        """Whether both show the same effect of the noise, larger than rounding."""
+        # Sign by sign: in their mean the effect of small noise almost cancels.
+        for one, other in zip(vectorized, single, strict=True):
+            effect = abs(other.loss - self.clean.loss)
+            allowed = 1e-3 * effect + 10 * self.rounding
+            if not 100 * self.rounding < effect < math.inf or abs(one.loss - other.loss) > allowed:
+                return False
+        return True
+
     @torch.no_grad()
-    def _together(
+    def _at_once(
         self, b: float, numbers: list[int], signs: Sequence[int]
-    ) -> list[list[Reading]] | None:
-        """Readings from one batched evaluation, or None if the model or the loss refuses it."""
-        directions = [self.direction(number) for number in numbers]
+    ) -> list[list[LossAndAccuracy]] | None:
+        """Results of one vectorized evaluation; None if the model or the loss does not allow it."""
+        noises = [self.noise(number) for number in numbers]
         names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         weights = {}
-        for p, centre in self._centre.items():
-            noise = b * torch.stack([direction[p] for direction in directions])
-            noise = torch.stack([sign * noise for sign in signs], dim=1).flatten(0, 1)
-            weights[names[p]] = (centre + noise).to(centre.dtype)
-        losses, hits = [], []
+        for p, clean in self._clean_weights.items():
+            shift = b * torch.stack([noise[p] for noise in noises])
+            shift = torch.stack([sign * shift for sign in signs], dim=1).flatten(0, 1)
+            weights[names[p]] = (clean + shift).to(clean.dtype)
 
         def run(model_weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
             def call(*inputs: Any, **named: Any) -> Any:
                 return functional_call(self.model, model_weights, inputs, named)
 
-            outputs, targets = self.feed(_Called(call), batch)
-            loss = scalar(self.loss(at_least_single(outputs), targets))
-            return loss, hit_rate(outputs, targets, counted(self.loss, outputs, targets))
+            return self._loss_and_accuracy(*self.feed(_FunctionModule(call), batch))
 
         try:
             with self.batches.one_pass() as batches, warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it would be slow
-                for batch in batches:
-                    found = vmap(lambda w, batch=batch: run(w, batch))(weights)
-                    losses.append(found[0])
-                    hits.append(found[1])
-        except Exception:  # noqa: BLE001 - one by one, what is wrong for good comes to light again
+                values = [vmap(lambda w, x=x: run(w, x))(weights) for x in batches]
+        except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
             return None
-        if len(losses) != len(self.weights):  # data that change, which reading them finds
+        if len(values) != len(self.weights):  # the data changed; evaluate() reports it
             return None
-        part = [
-            Reading(*_means([x[k] for x in losses], [x[k] for x in hits], self.weights))
-            for k in range(len(numbers) * len(signs))
-        ]
-        s = len(signs)
-        return [part[k : k + s] for k in range(0, len(part), s)]
+        models = range(len(numbers) * len(signs))
+        means = [self._mean([(loss[k], hits[k]) for loss, hits in values]) for k in models]
+        return [means[k : k + len(signs)] for k in models[:: len(signs)]]
 
 
-def _means(losses: list[Tensor], hits: list[Tensor], weights: Tensor) -> tuple[float, float]:
-    """Loss and accuracy over all batches."""
-    return weighted_mean(losses, weights[:, 0]), weighted_mean(hits, weights[:, 1])
-
-
-class _Called(nn.Module):
-    """Stands for the model where only calling it is meant."""
+class _FunctionModule(nn.Module):
+    """A function in place of the model."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -294,29 +304,23 @@ class _Called(nn.Module):
         return self._call(*inputs, **named)
 
 
-def _chosen(
-    model: nn.Module, parameters: Iterable[Tensor] | Iterable[str] | None
-) -> dict[Tensor, Slot]:
-    """Places of the parameters to perturb; the noise of one does not depend on the others."""
+def _select(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
+    """Slots of the parameters to perturb; the noise of one does not depend on the others."""
     named = dict(model.named_parameters())
     every = slots(list(named.values()))
-    if parameters is None:
-        wanted = list(every)
-    else:
-        if isinstance(parameters, (str, Tensor)):
-            parameters = [parameters]  # type: ignore[assignment]
-        wanted = []
-        for item in parameters:
-            p = named.get(item) if isinstance(item, str) else item
-            if not isinstance(p, Tensor) or p not in every:
-                what = repr(item) if isinstance(item, str) else type(item).__name__
-                raise ValueError(f"parameters must be of the model or their names, got {what}")
-            wanted.append(p)
-        wanted = list(dict.fromkeys(wanted))
+    items: Iterable[Any] = every if parameters is None else parameters
+    wanted = set()
+    for item in [items] if isinstance(items, (str, Tensor)) else items:
+        p = named.get(item) if isinstance(item, str) else item
+        if not isinstance(p, Tensor) or p not in every:
+            got = repr(item) if isinstance(item, str) else type(item).__name__
+            raise ValueError(f"parameters must be of the model or their names, got {got}")
+        wanted.add(p)
     if not wanted:
         raise ValueError("there are no parameters to perturb")
+    selected = {p: slot for p, slot in every.items() if p in wanted}
     try:
-        check_parameters(wanted)
+        check_parameters(list(selected))
     except ValueError as error:
-        raise ValueError(f"{error}; choose others by parameters=...") from None
-    return {p: every[p] for p in every if p in set(wanted)}
+        raise ValueError(f"{error}; select others with parameters=...") from None
+    return selected

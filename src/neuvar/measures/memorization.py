@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar.measures.proportion import Proportion
+from neuvar.measures.arrays import as_tensor, class_labels
+from neuvar.measures.estimate import Proportion
 
 
 @dataclass(frozen=True)
 class Memorization:
-    """What a classifier makes of the right and of the wrong labels that it was trained with.
+    """How a classifier predicts its right and its wrong training labels.
 
     The counts of ``noisy_memorized``, ``noisy_corrected`` and ``other`` add up to the number of
-    wrong labels. A share of no examples, as of wrong labels where there are none, is nan.
+    wrong labels. A proportion of no examples is nan.
 
     Attributes:
         clean_learned: Of the right labels, those predicted.
         noisy_memorized: Of the wrong labels, those predicted.
-        noisy_corrected: Of the wrong labels, those in whose place the true one is predicted.
-        other: Of the wrong labels, those in whose place a third class is predicted.
+        noisy_corrected: Of the wrong labels, those for which the true class is predicted.
+        other: Of the wrong labels, those for which a third class is predicted.
         noise_rate: Of all labels, the wrong ones.
         train_accuracy: Of all labels, right or wrong, those predicted.
     """
@@ -36,26 +36,26 @@ class Memorization:
     train_accuracy: Proportion
 
 
-def label_memorization(predictions: Any, *, clean: Any, noisy: Any) -> Memorization:
+def label_memorization(
+    predictions: Any, *, clean: Any, noisy: Any, confidence: float = 0.95
+) -> Memorization:
     """Count how many right labels a classifier learned and how many wrong ones it memorized.
 
     Args:
-        predictions: class numbers of shape (n,), or logits or probabilities of shape (n, classes),
-            of which the largest counts, the first one if several are equal.
-        clean: true class numbers, shape (n,).
-        noisy: class numbers that the classifier was trained with, shape (n,).
+        predictions: Classes of shape (n,), or logits or probabilities of shape (n, classes), of
+            which the first largest counts.
+        clean: True classes, shape (n,).
+        noisy: Classes that the classifier was trained with, shape (n,).
+        confidence: Confidence level of the intervals.
 
-    Returns:
-        The shares, each with its error.
-
-    >>> found = label_memorization([0, 1, 2, 2, 0], clean=[0, 1, 1, 2, 2], noisy=[0, 1, 2, 0, 1])
-    >>> found.clean_learned.value, found.noise_rate.value, found.train_accuracy.value
+    >>> result = label_memorization([0, 1, 2, 2, 0], clean=[0, 1, 1, 2, 2], noisy=[0, 1, 2, 0, 1])
+    >>> result.clean_learned.value, result.noise_rate.value, result.train_accuracy.value
     (1.0, 0.6, 0.6)
-    >>> [p.count for p in (found.noisy_memorized, found.noisy_corrected, found.other)]
+    >>> [p.count for p in (result.noisy_memorized, result.noisy_corrected, result.other)]
     [1, 1, 1]
     """
-    true, given = class_numbers("clean", clean), class_numbers("noisy", noisy)
-    predicted, classes = _predicted("predictions", predictions)
+    true, given = class_labels("clean", clean), class_labels("noisy", noisy)
+    predicted, classes = _predicted(predictions)
     if not len(predicted) == len(true) == len(given):
         raise ValueError(
             f"predictions, clean and noisy must have the same length, "
@@ -67,63 +67,35 @@ def label_memorization(predictions: Any, *, clean: Any, noisy: Any) -> Memorizat
                 f"{name} must be below the {classes} classes that predictions has columns for, "
                 f"got {labels.max().item()}"
             )
-    is_wrong = true != given
 
     def share(event: Tensor, among: Tensor) -> Proportion:
-        return Proportion(int((event & among).sum()), int(among.sum()))
+        return Proportion(int((event & among).sum()), int(among.sum()), confidence)
 
-    everywhere = torch.ones_like(is_wrong)
-    third = (predicted != given) & (predicted != true)
+    is_wrong = true != given
+    everything = torch.ones_like(is_wrong)
     return Memorization(
         clean_learned=share(predicted == given, ~is_wrong),
         noisy_memorized=share(predicted == given, is_wrong),
         noisy_corrected=share(predicted == true, is_wrong),
-        other=share(third, is_wrong),
-        noise_rate=share(is_wrong, everywhere),
-        train_accuracy=share(predicted == given, everywhere),
+        other=share((predicted != given) & (predicted != true), is_wrong),
+        noise_rate=share(is_wrong, everything),
+        train_accuracy=share(predicted == given, everything),
     )
 
 
-def tensor(name: str, values: Any) -> Tensor:
-    """Numbers in any of the accepted forms as a tensor on the CPU, or a sentence."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    try:
-        return torch.tensor(np.asarray(values))  # torch alone would make float32 of a list
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(values).__name__
+def _predicted(predictions: Any) -> tuple[Tensor, int | None]:
+    """Predicted classes, and the number of classes if known."""
+    values = as_tensor("predictions", predictions)
+    shape = tuple(values.shape)
+    if values.dim() == 1:
+        return class_labels("predictions", values), None
+    if values.dim() != 2:
+        raise ValueError(f"predictions must have shape (n,) or (n, classes), got {shape}")
+    if not values.is_floating_point() or shape[0] < 1 or shape[1] < 2:
         raise ValueError(
-            f"{name} must be a tensor, an array or a list of numbers, got {kind}"
-        ) from None
-
-
-def class_numbers(name: str, values: Any) -> Tensor:
-    """Class numbers as int64, or a sentence which says why they are none."""
-    found = tensor(name, values)
-    if found.dim() != 1 or not len(found):
-        raise ValueError(
-            f"{name} must have shape (n,) with at least one example, got {tuple(found.shape)}"
+            "predictions of two dimensions must be floating-point numbers of shape (n, classes), "
+            f"with at least one example and two classes, got {values.dtype} of {shape}"
         )
-    if found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers, class numbers from 0, got {found.dtype}")
-    found = found.long()
-    if found.min() < 0:
-        raise ValueError(f"{name} must be class numbers from 0, got {found.min().item()}")
-    return found
-
-
-def _predicted(name: str, values: Any) -> tuple[Tensor, int | None]:
-    """Predicted class numbers, and the number of classes where it is known."""
-    found = tensor(name, values)
-    if found.dim() == 1:
-        return class_numbers(name, found), None
-    if found.dim() != 2:
-        raise ValueError(f"{name} must have shape (n,) or (n, classes), got {tuple(found.shape)}")
-    if not found.dtype.is_floating_point or found.shape[0] < 1 or found.shape[1] < 2:
-        raise ValueError(
-            f"{name} of two dimensions must be floating-point numbers of shape (n, classes), with "
-            f"at least one example and two classes, got {found.dtype} of {tuple(found.shape)}"
-        )
-    if found.isnan().any():
-        raise ValueError(f"{name} must not be nan, got {int(found.isnan().sum())} nan")
-    return found.argmax(dim=1), found.shape[1]
+    if values.isnan().any():
+        raise ValueError(f"predictions must not be nan, got {int(values.isnan().sum())} nan")
+    return values.argmax(dim=1), shape[1]

@@ -13,12 +13,12 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from neuvar._validate import one_of
-from neuvar.measures.reading import (
-    at_least_single,
-    counted,
-    examples_in,
+from neuvar.measures.loss_and_accuracy import (
+    batch_weights,
+    count_examples,
+    counted_targets,
+    half_to_float,
     weighted_mean,
-    weights_of,
 )
 from neuvar.optim.wrapper import Wrapper
 
@@ -82,11 +82,11 @@ def evaluate(
             inputs, labels = inputs.to(device), labels.to(device)  # noqa: PLW2901
             with autocast(device, precision):
                 scores = model(inputs, **arguments)
-            examples_in(loss, scores, labels)  # refuses an unknown class
-            losses.append(loss(at_least_single(scores), labels))
-            weights.append(weights_of(loss, scores, labels)[0])
+            count_examples(loss, scores, labels)  # refuses an unknown class
+            losses.append(loss(half_to_float(scores), labels))
+            weights.append(batch_weights(loss, scores, labels)[0])
             predictions.append(scores.argmax(1).cpu())
-            mask, hits = counted(loss, scores, labels), predictions[-1] == labels.cpu()
+            mask, hits = counted_targets(loss, scores, labels), predictions[-1] == labels.cpu()
             correct.append(hits if mask is None else hits[mask.cpu()])
     if not predictions:
         raise ValueError("batches is empty; an evaluation needs at least one example")

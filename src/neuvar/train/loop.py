@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from neuvar._validate import integer
 from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
-from neuvar.measures.reading import at_least_single, counted
+from neuvar.measures.loss_and_accuracy import counted_targets, half_to_float
 from neuvar.noise import scale
 from neuvar.optim import NVRM
 from neuvar.optim.layout import bare
@@ -327,7 +327,7 @@ class Loop:
             inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
             with autocast(self.device, self.precision):
                 scores = self.model(inputs)
-            value = self.loss(at_least_single(scores), labels)
+            value = self.loss(half_to_float(scores), labels)
             if count:
                 self._add_to_sums(value.detach(), scores.detach(), labels)
                 if self.observe is not None:
@@ -340,7 +340,7 @@ class Loop:
             self.scaler.scale(value).backward()
 
     def _add_to_sums(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
-        used = counted(self.loss, scores, labels)
+        used = counted_targets(self.loss, scores, labels)
         number = len(labels) if used is None else used.sum()
         self.sums[0] += value.double() * number
         if scores.ndim == 2 and labels.shape == scores.shape[:1]:
