@@ -61,8 +61,8 @@ def train(name: str, data: tuple[Tensor, Tensor], *, epochs: int, seed: int) -> 
 
 def measure(model: nn.Module, data: Any, test: Any) -> dict[str, Any]:
     """All measures of one model."""
-    largest = neuvar.largest_b(model, cross_entropy, data, delta=DELTA, resolution=0.03)
-    curve = neuvar.variability_curve(model, cross_entropy, test, b=GRID)
+    largest = neuvar.largest_b(model, cross_entropy, data, delta=DELTA, draws=32, resolution=0.03)
+    curve = neuvar.variability_curve(model, cross_entropy, test, b=GRID, draws=32)
     check = curvature_check(model, cross_entropy, data, b=0.001, draws=16)
     return {
         "gap": asdict(generalization_gap(model, cross_entropy, data, test)),
