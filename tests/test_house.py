@@ -20,6 +20,7 @@ HOUSE = [
     "_batches",
     "noise",
     "optim",
+    "_eval_mode",
     "baselines",
     "batchnorm",
     "schedule",

@@ -40,8 +40,10 @@ class Batches:
     def __init__(self, data: Any, *, batch_size: int, model: nn.Module) -> None:
         batch_size = integer("batch_size", batch_size, low=1)
         self.is_pair = _is_pair(data)
-        self.batches = _PairBatches(data[0], data[1], batch_size) if self.is_pair else data
-        if not self.is_pair:
+        self.batches = data
+        if self.is_pair:
+            self.batches = _PairBatches(data[0], data[1], batch_size)
+        else:
             forms = "a pair of tensors, a DataLoader or another iterable of batches"
             check_iterable("data", data, forms)
         self.device = next((p.device for p in model.parameters()), None)

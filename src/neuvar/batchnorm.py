@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neuvar._eval_mode import eval_mode
 from neuvar.optim.wrapper import Wrapper
 
 
@@ -45,13 +46,12 @@ def reestimate_batchnorm(
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return 0
-    modes = {module: module.training for module in model.modules()}
     momenta = [norm.momentum for norm in norms]
     before = [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
     seen = 0
     try:
-        with torch.no_grad(), optimizer.denoised() if optimizer is not None else nullcontext():
-            model.eval()
+        clean = optimizer.denoised() if optimizer is not None else nullcontext()
+        with torch.no_grad(), clean, eval_mode(model):
             for norm in norms:
                 norm.train()
                 norm.reset_running_stats()
@@ -69,8 +69,6 @@ def reestimate_batchnorm(
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
     return seen
 
 

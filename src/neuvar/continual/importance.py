@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
+from neuvar._eval_mode import clean_eval_mode
 from neuvar.continual.per_sample import Problem, Scores, choose_method, stateless, zeros
-from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.loss_and_accuracy import check_classes
 from neuvar.optim.layout import bare
 

@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar import _validate
 from neuvar._batches import Batches, Feed, batch_length, feed_batch
+from neuvar._eval_mode import clean_eval_mode
 from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.loss_and_accuracy import (
     LossAndAccuracy,
     batch_accuracy,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import one_of
 from neuvar.measures.loss_and_accuracy import (
     batch_weights,
@@ -75,7 +76,7 @@ def evaluate(
     device = device_of(model)
     autocast(device, precision)  # refuses an unknown precision before anything else
     losses, weights, predictions, correct = [], [], [], []
-    with torch.no_grad(), clean_weights(optimizer), in_evaluation_mode(model):
+    with torch.no_grad(), clean_weights(optimizer), eval_mode(model):
         for inputs, labels, *_ in batches:
             if not len(labels):
                 continue  # the mean loss of an empty batch is nan
@@ -115,15 +116,3 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, PRECISIONS[precision])
-
-
-@contextmanager
-def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards each module has its own mode again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

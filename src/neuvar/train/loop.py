@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
@@ -32,7 +33,7 @@ from neuvar.train.checkpoint import (
     random_state,
     set_random_state,
 )
-from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of, in_evaluation_mode
+from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of
 from neuvar.train.fingerprint import (
     Fingerprint,
     check_same,
@@ -354,7 +355,7 @@ class Loop:
         loss, accuracy = (self.sums[:2] / self.sums[2]).tolist()
         metrics = {"loss": loss} | ({} if math.isnan(accuracy) else {"running_accuracy": accuracy})
         optimizer = self.optimizer
-        with in_evaluation_mode(self.model):
+        with eval_mode(self.model):
             if self.measure is not None:
                 with clean_weights(optimizer):
                     metrics |= self.measure(self.model)

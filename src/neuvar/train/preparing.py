@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from neuvar import data as data_
 from neuvar._batches import Batches
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.optim.noisy_parameters import held_clean
-from neuvar.train.evaluation import in_evaluation_mode
 
 
 def clean_copy(model: nn.Module) -> nn.Module:
@@ -34,7 +34,7 @@ def check_trainable(model: nn.Module) -> None:
 def make_layers(model: nn.Module, run: Callable[[], Any]) -> None:
     """Let layers that are made by their first input see one, by a run of the model."""
     if any(map(is_lazy, model.parameters())):
-        with torch.no_grad(), in_evaluation_mode(model):
+        with torch.no_grad(), eval_mode(model):
             run()
 
 

@@ -1,4 +1,4 @@
-"""Clean weights and evaluation mode for a while, with everything restored afterwards."""
+"""Evaluation mode inside a ``with`` block, with everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -15,25 +15,38 @@ from neuvar.optim.noisy_parameters import held_clean
 
 
 @contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards each module has its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            if _overrides_train(module) and module.training != mode:
+                module.train(mode)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _overrides_train(module: nn.Module) -> bool:
+    """Whether a module acts when its mode changes, for example merges adapters into weights."""
+    return type(module).train is not nn.Module.train
+
+
+@contextmanager
 def clean_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without weight noise; restores modes, attributes, buffers and generators."""
+    """Evaluation mode without weight noise; also restores attributes, buffers and generators."""
     # Evaluation may be random too, for example with dropout that is always on.
     generators = Generators(next((p.device for p in model.parameters()), None))
     with held_clean(model.parameters()):
-        modes = {module: module.training for module in model.modules()}
-        states = [_ModuleState(module) for module in modes]
-        # Modules that act when the mode changes, for example merge adapters into weights.
-        active = [module for module in modes if type(module).train is not nn.Module.train]
-        weights = [(p, local(p).clone()) for p in model.parameters()] if active else []
+        states = [_ModuleState(module) for module in model.modules()]
+        keep_weights = any(map(_overrides_train, model.modules()))
+        weights = [(p, local(p).clone()) for p in model.parameters()] if keep_weights else []
         try:
-            model.eval()
-            yield
+            with eval_mode(model):
+                yield
         finally:
-            for module in active:
-                if module.training != modes[module]:
-                    module.train(modes[module])
-            for module, mode in modes.items():
-                module.training = mode
             generators.restore()
             for p, content in weights:
                 local(p.data).copy_(content)
