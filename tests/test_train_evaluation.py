@@ -147,3 +147,19 @@ def test_autocast_is_for_the_type_of_the_device():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     with autocast(torch.device("cpu"), "float32"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_module_that_overrides_train_is_told_when_its_mode_comes_back():
+    """As layers do that merge adapters into their weights for evaluation."""
+
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+    model = nn.Sequential(Merging(2, 2))
+    evaluate(model, [(SCORES, LABELS)])
+    assert model[0].training
+    assert not model[0].merged
