@@ -23,13 +23,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Examples of similar confidence.
+    """Mean confidence and accuracy of ``count`` examples of similar confidence.
 
-    Attributes:
-        confidence: Mean confidence in the predicted class.
-        accuracy: Share of right predictions.
-        count: Number of examples.
-        expected: Interval of the accuracy of a calibrated model.
+    ``expected`` is the interval of the accuracy of a calibrated model.
     """
 
     confidence: float
@@ -115,8 +111,7 @@ class Calibration:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the reliability diagram, on ``ax`` or on new axes.
 
-        A grey bar is the interval of the accuracy of a calibrated model. Bins outside of their bar
-        are orange diamonds.
+        Grey bars are the intervals of a calibrated model; bins outside are orange diamonds.
         """
         ax = new_axes(4.8, 4.8) if ax is None else ax
         plot_calibration(self, ax)

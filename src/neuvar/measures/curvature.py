@@ -109,18 +109,14 @@ def curvature_check(
         measured = measure(landscape, b, plan, results)
         rises = np.array([result.loss for result in results]) - landscape.clean.loss
         forms = b**2 / 2 * quadratic_forms(landscape, len(rises))
-    ratio, half_width = _ratio(rises, forms, confidence)
+    predicted = Estimate.of(forms, confidence)
+    ratio = half_width = math.nan
+    if predicted.mean:
+        n, ratio = len(rises), float(rises.mean() / forms.mean())
+        error = float((rises - ratio * forms).std(ddof=1) / math.sqrt(n) / abs(forms.mean()))
+        half_width = error * student_quantile((1 + confidence) / 2, n - 1)
     interval = ratio - half_width, ratio + half_width
-    return CurvatureCheck(measured, Estimate.of(forms, confidence), ratio, interval, confidence)
-
-
-def _ratio(above: np.ndarray, below: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Ratio of two means of paired samples, and the half-width of its interval."""
-    if below.mean() == 0:
-        return math.nan, math.nan
-    n, ratio = len(above), float(above.mean() / below.mean())
-    error = float((above - ratio * below).std(ddof=1) / math.sqrt(n) / abs(below.mean()))
-    return ratio, error * student_quantile((1 + confidence) / 2, n - 1)
+    return CurvatureCheck(measured, predicted, ratio, interval, confidence)
 
 
 def quadratic_forms(landscape: Landscape, count: int, *, signs_only: bool = False) -> np.ndarray:

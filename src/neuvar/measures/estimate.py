@@ -161,7 +161,7 @@ class Proportion:
     def stderr(self) -> float:
         r"""Standard error :math:`\sqrt{p(1 - p)/n}`; nan without cases.
 
-        It is 0 when no case or every case counts; :attr:`interval` is right there, too.
+        It is 0 when no case or every case counts; :attr:`interval` is not.
         """
         return math.sqrt(self.value * (1 - self.value) / self.of) if self.of else math.nan
 

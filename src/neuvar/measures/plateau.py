@@ -28,7 +28,7 @@ class Plateau:
         drift_stderr: Standard error of the drift.
         epoch_stderr: Standard error of the height from the fluctuation over epochs.
         degrees: Effective degrees of freedom of both standard errors.
-        window: Number of epochs used, the last ones.
+        window: Number of epochs used.
         n: Number of training examples, or None.
         confidence: Confidence level of ``interval``.
     """

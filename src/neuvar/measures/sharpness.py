@@ -24,14 +24,9 @@ Point = dict[Any, Tensor]
 class Sharpness:
     r"""Sharpness in the worst direction that the search found.
 
-    Attributes:
-        value: :math:`100\,(\max L - L) / (1 + L)`, a lower bound: more ``steps`` and ``starts`` can
-            only raise it.
-        clean: Loss at the model's own weights.
-        highest: Highest loss in the search.
-        epsilon: Size of the box.
-        subspace: Dimension of the random subspace, or None for the whole space.
-        evaluations: Number of passes over all data.
+    ``value`` is :math:`100\,(\max L - L) / (1 + L)` from the ``clean`` and the ``highest`` loss. It
+    is a lower bound: more ``steps`` and ``starts`` can only raise it. ``evaluations`` is the number
+    of points at which loss and gradient were computed.
     """
 
     value: float

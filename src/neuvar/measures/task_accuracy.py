@@ -15,14 +15,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Average:
-    """Mean of independent values, of trials or of examples, with its error.
-
-    Attributes:
-        mean: The mean.
-        std: Standard deviation of the values; nan for one value.
-        stderr: Standard error of the mean; nan for one value.
-        n: Number of values.
-    """
+    """Mean of n independent values; standard deviation and error are nan for one value."""
 
     mean: float
     std: float
