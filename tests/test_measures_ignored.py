@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, nll_loss, relu
 
-from neuvar import neural_variability
-from neuvar.bounds import models as bounds
+from neuvar import bounds, neural_variability
 from neuvar.measures import (
     curvature_check,
     generalization_gap,

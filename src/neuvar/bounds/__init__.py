@@ -1,5 +1,14 @@
 """PAC-Bayes and mutual-information bounds, as functions of numbers and of models."""
 
+from neuvar.bounds.certificates import (
+    Certificate,
+    ForgettingCertificate,
+    forgetting,
+    information,
+    kl_to_prior,
+    pac_bayes,
+    zero_one,
+)
 from neuvar.bounds.formulas import (
     Bound,
     binary_kl,
@@ -13,15 +22,6 @@ from neuvar.bounds.formulas import (
     prior_sigma,
     seeger_bound,
     variability_bound,
-)
-from neuvar.bounds.models import (
-    Certificate,
-    ForgettingCertificate,
-    forgetting,
-    information,
-    kl_to_prior,
-    pac_bayes,
-    zero_one,
 )
 
 __all__ = [

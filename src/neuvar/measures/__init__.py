@@ -4,11 +4,11 @@ from neuvar.measures.calibration import Calibration, CalibrationBin, calibration
 from neuvar.measures.curvature import CurvatureCheck, curvature_check, hessian_trace
 from neuvar.measures.curve import Curve, LargestB, largest_b, variability_curve
 from neuvar.measures.estimate import Estimate, Proportion
-from neuvar.measures.generalization import GeneralizationGap, generalization_gap
 from neuvar.measures.memorization import Memorization, label_memorization
 from neuvar.measures.plateau import Plateau, plateau_noise_rate
 from neuvar.measures.sharpness import Sharpness, keskar_sharpness
 from neuvar.measures.task_accuracy import Average, Forgetting, delta_ab, forgetting
+from neuvar.measures.train_test_gap import GeneralizationGap, generalization_gap
 from neuvar.measures.variability import Variability, expected_sharpness, neural_variability
 
 __all__ = [

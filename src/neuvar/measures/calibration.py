@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from neuvar import _validate
-from neuvar.measures.arrays import as_tensor, class_labels
+from neuvar.measures.conversion import as_tensor, class_labels
 from neuvar.measures.plots import new_axes, plot_calibration
 
 if TYPE_CHECKING:

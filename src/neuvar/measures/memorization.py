@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuvar.measures.arrays import as_tensor, class_labels
+from neuvar.measures.conversion import as_tensor, class_labels
 from neuvar.measures.estimate import Proportion
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from neuvar._validate import integer, probability
-from neuvar.measures.arrays import as_tensor, check_fractions
+from neuvar.measures.conversion import as_tensor, check_fractions
 from neuvar.measures.estimate import normal_quantile, student_quantile, wilson
 
 SHORTEST_WINDOW = 10

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.measures.arrays import as_tensor, check_fractions
+from neuvar.measures.conversion import as_tensor, check_fractions
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -189,7 +189,7 @@ def _affordable(steps: float, size: int, count: int) -> tuple[int, int]:
 
 def _length(batches: Batches) -> int:
     try:
-        count = len(batches.batches)  # type: ignore[arg-type]
+        count = len(batches.batches)
     except TypeError:
         count = sum(1 for _ in _one_pass(batches, 0))
     if not count:
