@@ -271,7 +271,7 @@ def pac_bayes(
             - ``loss=zero_one``: a mean over the batch.
             - ``clamp=None``: for any other loss, the ceiling to which each example's is clamped.
             - ``draws=200``: number of perturbed models to evaluate, all independent.
-            - ``seed=0``: of the draws.
+            - ``seed=0``: of the draws; use another one than for choosing b.
             - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
             - ``batch_size=1024``: of a pair of tensors.
 
