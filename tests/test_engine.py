@@ -500,14 +500,20 @@ class TestBadInput:
             ({"workers": -1}, "workers must be an integer >= 0, got -1"),
             ({"workers": True}, "workers must be an integer >= 0, got True"),
             ({"workers": 1.5}, "workers must be an integer >= 0, got 1.5"),
-            ({"address": "auto"}, "address is for engine='ray', got 'auto'"),
+            ({"address": "auto"}, "address needs engine ray, got .auto. and local"),
             ({"device": "tpu9"}, r"device must be cpu, cuda, .* got 'tpu9'"),
             ({"device": 3.5}, r"device must be cpu, cuda, .* got 3.5"),
             ({"device": "meta"}, r"device must be cpu, cuda, .* got 'meta'"),
-            ({"device": "cuda:99"}, "device must be one that is there, .* got 'cuda:99'"),
-            ({"device": "cuda:1", "engine": "ray"}, "device must be cpu or cuda, Ray chooses"),
+            (
+                {"device": "cuda:99"},
+                r"device cuda:99 is not available: .* finds \d+ cuda",
+            ),
+            (
+                {"device": "cuda:1", "engine": "ray"},
+                "device must be cpu or cuda with Ray, got",
+            ),
             ({"data": "no/such/folder"}, "data must be a folder, got 'no/such/folder'"),
-            ({"runs": ["a"]}, "runs must be of Training or Tasks, got 'a'"),
+            ({"runs": ["a"]}, "runs must be Training or Tasks, got 'a'"),
         ],
     )
     def test_bad_input_gets_a_sentence(self, tmp_path, settings, sentence):
@@ -517,10 +523,10 @@ class TestBadInput:
         assert list(tmp_path.iterdir()) == []
 
     def test_results_that_cannot_be_written(self, tmp_path):
-        with pytest.raises(OSError, match=f"results cannot be written to {tmp_path}: Is a dir"):
+        with pytest.raises(OSError, match=f"cannot write results to {tmp_path}: Is a dir"):
             sweep(runs(1), tmp_path, run_one=toy)
         (tmp_path / "file").touch()
-        with pytest.raises(OSError, match=r"x.jsonl: .*file is no folder"):
+        with pytest.raises(OSError, match=r"x.jsonl: .*file is not a folder"):
             sweep(runs(1), tmp_path / "file" / "x.jsonl", run_one=toy)
         with pytest.raises(OSError, match="tensorboard cannot use"):
             sweep(runs(1), tmp_path / "x.jsonl", tensorboard=tmp_path / "file", run_one=toy)
@@ -532,7 +538,7 @@ class TestBadInput:
     def test_a_package_that_is_not_installed(self, tmp_path, monkeypatch, package, settings):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setitem(sys.modules, package, None)
-        sentence = rf'not installed; pip install "neuvar\[{package}\]" brings it'
+        sentence = rf'not installed; install it with pip install "neuvar\[{package}\]"'
         with pytest.raises(ModuleNotFoundError, match=sentence):
             sweep(runs(1), "x.jsonl", **settings, run_one=toy)
         assert list(tmp_path.iterdir()) == []

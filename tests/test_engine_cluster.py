@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from neuvar.engine import Results
-from neuvar.engine.cluster import Board, Fleet
-from neuvar.engine.events import Tally
-from neuvar.engine.work import Job
+from neuvar.engine.job import SweepSpec, Tally
+from neuvar.engine.ray import MessageBoard, RayPool
 from neuvar.experiments.run_spec import as_dict
 from tests.test_engine import runs, toy
 
@@ -35,7 +34,7 @@ class ScriptedRay:
 
     def __init__(self, run, script, late=0):
         self.run, self.script, self.late = run, list(script), late
-        self.board = Board()
+        self.board = MessageBoard()
 
     def cluster_resources(self):
         return {"CPU": 1}
@@ -71,8 +70,8 @@ def told(tmp_path, script, late):
     (run,) = runs(1)
     events = []
     results, tally = Results(tmp_path / "x.jsonl"), Tally(events.append)
-    job = Job(toy, "cpu", 1, None)
-    Fleet(ScriptedRay(run, script, late), job, results, 0, None, tally).carry_out([run])
+    spec = SweepSpec(run_one=toy)
+    RayPool(ScriptedRay(run, script, late), spec, results, tally).run([run])
     assert tally.summary(()).finished == (run.key,)
     assert results.lines().keys() == {run.key}
     return [(event.kind, event.fraction) for event in events]

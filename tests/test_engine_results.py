@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import neuvar.engine
 from neuvar.engine import Results
-from neuvar.engine.locks import claim, hold
+from neuvar.engine.results_file import claim, lock
 
 # Only the two modules in question: the package as a whole takes seconds to import.
 ALONE = f"""
@@ -28,8 +28,7 @@ for name, folder in [("neuvar", {str(Path(neuvar.engine.__file__).parents[1])!r}
                      ("neuvar.engine", {str(Path(neuvar.engine.__file__).parent)!r})]:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from neuvar.engine.locks import claim
-from neuvar.engine.results import Results
+from neuvar.engine.results_file import Results, claim
 """
 
 
@@ -101,8 +100,8 @@ class TestOneWriter:
             ({"key": 3, "status": "finished", "run": {}}, r"must have key \(str\), status \(str\)"),
             ({"key": "a", "run": {}}, "must have key"),
             (["a"], "must have key"),
-            (line("a", model=object()), "the result of run a is no JSON"),
-            (line("a", odd={(1, 2): 3}), "the result of run a is no JSON"),
+            (line("a", model=object()), "the result of run a is not JSON"),
+            (line("a", odd={(1, 2): 3}), "the result of run a is not JSON"),
         ],
     )
     def test_bad_input_gets_a_sentence(self, results, bad, sentence):
@@ -134,7 +133,7 @@ class TestTornLines:
     def test_what_is_no_json_at_the_end_is_skipped_and_cut_off(self, results, tail):
         data = self.whole(results)
         results.path.write_bytes(data + tail)
-        with pytest.warns(UserWarning, match=r"line 3 of .*smoke.jsonl is no result of a run"):
+        with pytest.warns(UserWarning, match=r"line 3 of .*smoke.jsonl is not a result"):
             assert list(results.lines()) == ["a", "b"]
         assert results.add(line("c"))
         assert results.path.read_bytes() == data + results.path.read_bytes()[len(data) :]
@@ -269,8 +268,8 @@ class TestFullDisk:
         results.add(line("a"))
         before = results.path.read_bytes()
         said = finish(start(FILL, results.path, len(before) + room))
-        assert "no result could be added to" in said
-        assert "which is as it was before: File too large" in said
+        assert "could not add a result to" in said
+        assert "which is unchanged: File too large" in said
         assert results.path.read_bytes() == before
 
     @pytest.mark.parametrize("name", ["write", "fsync"])
@@ -283,7 +282,7 @@ class TestFullDisk:
 
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full)
-            with pytest.raises(OSError, match="as it was before: No space left on device"):
+            with pytest.raises(OSError, match="which is unchanged: No space left on device"):
                 results.add(line("b"))
         assert results.path.read_bytes() == before
         assert results.add(line("b"))
@@ -315,16 +314,16 @@ class TestClaims:
     def test_a_file_that_was_removed_protects_nothing(self, tmp_path):
         """Who waited for it must hold the new one, or two would hold the same name."""
         path = tmp_path / "x.lock"
-        first = hold(path)
+        first = lock(path)
         found = []
-        waiting = threading.Thread(target=lambda: found.append(hold(path)))
+        waiting = threading.Thread(target=lambda: found.append(lock(path)))
         waiting.start()
         time.sleep(0.1)
         path.unlink()
         os.close(first)
         waiting.join()
         assert os.path.samestat(os.fstat(found[0]), path.stat())
-        assert hold(path, wait=False) is None
+        assert lock(path, wait=False) is None
         os.close(found[0])
 
     def test_nobody_shares_it_in_a_crowd(self, tmp_path):

@@ -1,7 +1,17 @@
-"""Carries out runs, on this machine or on a Ray cluster, and records each of them once."""
+"""Runs many runs, on this machine or on a Ray cluster, and records each of them once."""
 
-from neuvar.engine.events import Event, Kind, Summary, Watch
-from neuvar.engine.results import Results
-from neuvar.engine.sweeps import ENGINES, sweep
+from neuvar.engine.job import ENGINES, Event, Kind, Summary, SweepSpec, Watch, check_device
+from neuvar.engine.results_file import Results
+from neuvar.engine.sweeps import sweep
 
-__all__ = ["ENGINES", "Event", "Kind", "Results", "Summary", "Watch", "sweep"]
+__all__ = [
+    "ENGINES",
+    "Event",
+    "Kind",
+    "Results",
+    "Summary",
+    "SweepSpec",
+    "Watch",
+    "check_device",
+    "sweep",
+]

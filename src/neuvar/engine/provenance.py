@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parents[1]
-PATIENCE = 20.0
-"""Seconds that git may take to answer."""
+GIT_SECONDS = 20.0
 
 
 def provenance(device: str, threads: int) -> dict[str, Any]:
@@ -26,6 +25,8 @@ def provenance(device: str, threads: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    if torch.device(device).type == "cuda":
+        device = f"{device} ({torch.cuda.get_device_name(device)})"
     return {
         "versions": {
             "python": platform.python_version(),
@@ -35,11 +36,11 @@ def provenance(device: str, threads: int) -> dict[str, Any]:
         },
         "commit": commit(SOURCES),
         "machine": {
-            "processor": processor(),
+            "processor": _processor(),
             "cores": cores(),
             "system": f"{platform.system()} {platform.release()}",
         },
-        "device": _name(device),
+        "device": device,
         "threads": threads,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -54,51 +55,41 @@ def cores() -> int:
 
 @functools.cache
 def commit(sources: Path) -> str | None:
-    """The commit of the sources, with a "+" if they differ from it; None if git knows neither."""
-    # Sources may lie in a folder that a foreign repository ignores: it says nothing about them.
-    if _git(sources, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    found = _git(sources, "rev-parse", "HEAD")
-    changed = _git(sources, "status", "--porcelain", "--", ".")
-    return None if found is None or changed is None else found + "+" * bool(changed)
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """What git says, or None if it is not there or fails."""
+    """The commit of the sources, with "+" if they have changes; None outside a repository."""
     git = shutil.which("git")
     if git is None:
         return None
-    try:
-        # Without optional locks git only reads. No shell sees the words, which are our own.
-        done = subprocess.run(  # noqa: S603
-            [git, "--no-optional-locks", "-C", str(folder), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout.strip()
+    answers = []
+    # The folder may be in a repository that ignores it; that one's commit would be wrong.
+    for words in (
+        ["ls-files", "--error-unmatch", "__init__.py"],
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--", "."],
+    ):
+        try:
+            # Without optional locks git only reads.
+            done = subprocess.run(  # noqa: S603 - the words are our own
+                [git, "--no-optional-locks", "-C", str(sources), *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=GIT_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    _, head, changes = answers
+    return head + "+" * bool(changes)
 
 
 @functools.cache
-def processor() -> str:
-    """The name of the processor's model."""
+def _processor() -> str:
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _name(device: str) -> str:
-    """A device with the name of its model."""
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return device
