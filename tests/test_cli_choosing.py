@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from neuvar.cli.naming import differing, label, labels, written
-from neuvar.cli.selection import experiments, only, runs_of, same
+from neuvar.cli.run_selection import (
+    differing_fields,
+    find_experiments,
+    format_value,
+    label,
+    labels,
+    matches,
+    only,
+    runs_of,
+)
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
 from neuvar.experiments.run_spec import Tasks, Training
@@ -19,11 +27,11 @@ def made():
 
 
 def test_experiments_by_name_each_once(made):
-    assert [e.name for e in experiments(["tasks", "labels", "tasks"])] == ["tasks", "labels"]
+    assert [e.name for e in find_experiments(["tasks", "labels", "tasks"])] == ["tasks", "labels"]
     for names in ([], ["all"], ["tasks", "all"]):
-        assert experiments(names) == list(made.values())
+        assert find_experiments(names) == list(made.values())
     with pytest.raises(ValueError, match=r"all or one of labels, tasks, .*, got 'task'"):
-        experiments(["task"])
+        find_experiments(["task"])
 
 
 def test_runs_go_trial_by_trial_and_a_shared_one_is_done_once(made):
@@ -89,15 +97,15 @@ def test_only_says_what_is_known(condition, sentence):
 
 def test_values_are_typed_as_they_are_written():
     for value in (3, 0.05, 1e-4, "sgd", "", True, False, (), (0.01, 0.02)):
-        assert same(written(value), value)
-    assert not same("1", True)
-    assert not same("nan", 0.0)
-    assert not same("0.05", "0.050")
+        assert matches(format_value(value), value)
+    assert not matches("1", True)
+    assert not matches("nan", 0.0)
+    assert not matches("0.05", "0.050")
 
 
 def test_a_label_says_what_tells_runs_apart():
     runs = MADE["labels"].runs("cpu", 2)
-    assert differing(runs) == ["optimizer", "b", "label_seed", "seed"]
+    assert differing_fields(runs) == ["optimizer", "b", "label_seed", "seed"]
     assert list(labels(runs).values()) == [
         "sgd seed=0",
         "sgd seed=1",

@@ -253,7 +253,7 @@ def test_standardised():
         ("--batch-size x", "argument --batch-size: must be an integer >= 1, got 'x'"),
         ("--top -1", "argument --top: "),
         ("--precision fp8", "argument --precision: invalid choice: 'fp8'"),
-        ("--device tpu", "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
+        ("--device tpu", "device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
         ("--size 8", "--size is for folders of images, got digits.npz"),
         ("--labels z", "got 'z'"),
         ("--inputs z", "--inputs must be an array of digits.npz, which has images, labels, got"),
@@ -512,7 +512,7 @@ def test_control_c_leaves_nothing_behind(here):
 
 
 def test_lines_are_few(capsys):
-    lines = progress._TrainingLines()
-    for share in np.linspace(0, 1, 1001):
-        lines(float(share))
+    with progress.training_progress() as show:
+        for fraction in np.linspace(0, 1, 1001):
+            show(float(fraction))
     assert capsys.readouterr().out.count("\n") == 9

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from neuvar.cli import carrying, main, ready
+from neuvar.cli import main
 from neuvar.cli import run as run_command
 from neuvar.data import cache, loading
 from neuvar.data.catalogue import ENTRIES
 from neuvar.data.errors import DataError
-from neuvar.engine import Event, Results, Summary
+from neuvar.engine import Event, Results, Summary, check_device
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import MADE, TINY, alone
 
@@ -65,8 +65,8 @@ class Engine:
         self.becomes = {}
         self.stop_after = None
 
-    def __call__(self, runs, results, *, watch, **options):
-        self.runs, self.options = list(runs), options
+    def __call__(self, runs, results, spec, *, watch):
+        self.runs, self.options = list(runs), vars(spec)
         found = {"finished": {}, "diverged": {}, "failed": {}}
         before = results.lines()
         for number, run in enumerate(run for run in runs if run.key not in before):
@@ -88,11 +88,11 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch):
     stand_in = Engine()
-    monkeypatch.setattr(carrying, "sweep", stand_in)
+    monkeypatch.setattr(run_command, "sweep", stand_in)
     return stand_in
 
 
-def test_runs_are_carried_out_and_counted(capsys, engine, here):
+def test_runs_are_run_and_counted(capsys, engine, here):
     code, out, err = neuvar(capsys, "run", "labels", "--scale", "smoke")
     assert (code, err) == (0, "")
     assert [run.seed for run in engine.runs] == [0, 0, 1, 1]
@@ -135,6 +135,9 @@ def test_options_reach_the_engine_and_the_runs(capsys, engine, here):
         "data": Path("sets"),
         "address": None,
         "tensorboard": Path("curves"),
+        "files": (),
+        "run_one": None,
+        "threads": 1,
     }
     assert {(r.precision, r.channels_last, r.compile) for r in engine.runs} == {
         ("bf16", True, True)
@@ -156,7 +159,7 @@ def test_ray_gets_its_address(capsys, engine):
     assert (engine.options["engine"], engine.options["address"]) == ("ray", "auto")
     assert engine.options["device"] == "cuda"
     code, _, err = neuvar(capsys, "run", "labels", "--address", "auto")
-    assert (code, err) == (2, "neuvar: --address is for --engine ray, got --engine local\n")
+    assert (code, err) == (2, "neuvar: address needs engine ray, got 'auto' and local\n")
 
 
 def test_diverged_runs_are_results_and_failed_ones_are_not(capsys, engine):
@@ -184,7 +187,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, engine):
     code, out, err = neuvar(capsys, *arguments)
     assert code == 130
     assert err == (
-        "stopped; 1 of 4 runs is finished, and the others go on where they were with: "
+        "stopped; 1 of 4 runs is finished. Resume with: "
         "neuvar run labels --only seed=0,1 --results 'a b' --resume\n"
     )
     assert "finished, in" not in out
@@ -212,7 +215,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(capsys, engine, here
         "  nvrm-sgd b=0.05 seed=1  (about 2 min)",
         "  sgd seed=2  (about 2 min)",
         "  nvrm-sgd b=0.05 seed=2  (about 2 min)",
-        "about 3 min, 2 at a time, by what runs like them have taken",
+        "about 3 min, 2 at a time, predicted by similar runs",
     ]
     assert engine.runs == []
     _, out, _ = neuvar(capsys, "run", "labels", "--dry-run", "--fresh")
@@ -221,9 +224,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(capsys, engine, here
         "6 runs at scale cpu, 0 finished, 6 to do",
     ]
     _, out, _ = neuvar(capsys, "run", "labels", "tasks", "--dry-run", "--workers", "1")
-    assert out.endswith("by what runs like them have taken; 3 are like none that has finished\n")
+    assert out.endswith("predicted by similar runs; 3 have no similar run\n")
     _, out, _ = neuvar(capsys, "run", "tasks", "--dry-run", "--only", "seed=1")
-    assert out.endswith("how long they take is not known: no run like them has finished yet\n")
+    assert out.endswith("the time is unknown: no similar run has finished yet\n")
     assert (here / "results" / "cpu.jsonl").read_bytes() == before
 
 
@@ -236,7 +239,7 @@ def test_fresh_removes_the_selected_runs_alone(capsys, engine, here, monkeypatch
     fresh = ["run", "labels", "--only", "seed=0", "--fresh"]
     code, _, err = neuvar(capsys, *fresh)
     said = "2 results and 1 checkpoint"
-    assert (code, err) == (2, f"neuvar: --fresh would remove {said}; say --yes if that is meant\n")
+    assert (code, err) == (2, f"neuvar: --fresh would remove {said}; add --yes to remove them\n")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     for answer in ("", "no"):
         monkeypatch.setattr("builtins.input", lambda asked, answer=answer: answer)
@@ -269,7 +272,10 @@ def test_fresh_with_nothing_to_remove_asks_nothing(capsys, engine):
     ("arguments", "sentence"),
     [
         ("run", "the following arguments are required: EXPERIMENT"),
-        ("run label", "EXPERIMENT must be all or one of labels, tasks, .*, got 'label'"),
+        (
+            "run label",
+            "EXPERIMENT must be a .py file, all or one of labels, .*, got 'label'",
+        ),
         ("run labels --scale huge", "argument --scale: invalid choice: 'huge'"),
         ("run labels --trials -1", "--trials: (must be an integer >= 0|expected one argument)"),
         ("run labels --trials two", "--trials: must be an integer >= 0, got 'two'"),
@@ -277,7 +283,7 @@ def test_fresh_with_nothing_to_remove_asks_nothing(capsys, engine):
         ("run labels --only", "argument --only: expected at least one argument"),
         ("run labels --only seed", "--only must be FIELD=VALUE, such as seed=0, got 'seed'"),
         ("run --only seed=0 labels", "the following arguments are required: EXPERIMENT"),
-        ("run labels --device gpu", "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
+        ("run labels --device gpu", "device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
         ("run labels --engine slurm", "argument --engine: invalid choice: 'slurm'"),
         ("run labels --precision half", "argument --precision: invalid choice: 'half'"),
         ("run labels --fresh --resume", "argument --resume: not allowed with argument --fresh"),
@@ -298,15 +304,15 @@ def test_devices_are_checked_before_anything_starts(capsys, engine, monkeypatch)
     for device in ("cuda", "cuda:1", "mps"):
         code, _, err = neuvar(capsys, "run", "labels", "--device", device)
         assert code == 2
-        assert err.startswith(f"neuvar: --device {device} is not available: ")
+        assert err.startswith(f"neuvar: device {device} is not available: ")
         assert engine.runs == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert ready.checked_device("cuda:1") == "cuda:1"
-    with pytest.raises(ValueError, match=r"cuda:2 is not available: the last one of .* is cuda:1"):
-        ready.checked_device("cuda:2")
+    assert check_device("cuda:1") == "cuda:1"
+    with pytest.raises(ValueError, match=r"cuda:2 is not available: PyTorch finds 2 cuda devices"):
+        check_device("cuda:2")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert ready.checked_device("mps") == "mps"
+    assert check_device("mps") == "mps"
 
 
 @pytest.fixture
@@ -330,7 +336,7 @@ def test_missing_data_are_said_before_anything_starts(capsys, engine, needy, mon
         "CIFAR-100 cannot be had: there is no network\n"
     )
     _, out, _ = neuvar(capsys, "run", "labels", "--dry-run")
-    assert "cifar100 is not on this machine; it would be had as by neuvar data get cifar100" in out
+    assert "cifar100 is not on this machine; neuvar data get cifar100 would download it" in out
 
 
 def test_data_are_had_once_for_all(capsys, engine, needy, monkeypatch):
@@ -344,6 +350,7 @@ def test_data_are_had_once_for_all(capsys, engine, needy, monkeypatch):
     monkeypatch.setattr(cache, "store", lambda entry, arrays: kept.append(entry.name))
     assert neuvar(capsys, "run", "labels", "--only", "data=cifar100")[0] == 0
     assert (had, kept) == ([("cifar100", None)], ["cifar100"])
+    Path("sets").mkdir()
     assert neuvar(capsys, "run", "labels", "--data", "sets")[0] == 0
     assert (had[1:], kept) == ([("cifar100", Path("sets"))], ["cifar100"])
     neuvar(capsys, "run", "labels")
@@ -411,9 +418,7 @@ def test_a_sweep_stops_at_a_signal_and_says_how_to_go_on(here, number, everyone,
         process.kill()
     assert process.returncode == code
     command = shlex.join(["neuvar", *arguments, "--resume"])
-    assert err == (
-        f"stopped; 1 of 2 runs is finished, and the others go on where they were with: {command}\n"
-    )
+    assert err == (f"stopped; 1 of 2 runs is finished. Resume with: {command}\n")
     assert nobody_left(process.pid)
 
 

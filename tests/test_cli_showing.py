@@ -8,7 +8,8 @@ import webbrowser
 
 import pytest
 
-from neuvar.cli import carrying, main, step_costs
+from neuvar.cli import main, step_costs
+from neuvar.cli import run as run_command
 from neuvar.engine import Results
 from tests.cli_experiments import MADE, alone
 from tests.test_cli_run import Engine, line
@@ -88,7 +89,7 @@ def test_core_commands_need_no_rich(capsys, results, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     assert neuvar(capsys, "list")[0] == 0
     assert neuvar(capsys, "report")[0] == 0
-    monkeypatch.setattr(carrying, "sweep", Engine())
+    monkeypatch.setattr(run_command, "sweep", Engine())
     assert neuvar(capsys, "run", "labels")[0] == 0
 
 
@@ -163,8 +164,8 @@ def test_a_missing_package_gets_a_sentence(capsys, results, monkeypatch):
 class Measuring(Engine):
     """Stands in for the engine and records accuracies."""
 
-    def __call__(self, runs, results, **options):
-        summary = super().__call__(runs, results, **options)
+    def __call__(self, runs, results, spec, **options):
+        summary = super().__call__(runs, results, spec, **options)
         keys = [run.key for run in runs]
         results.remove(keys)
         for run in runs:
@@ -174,12 +175,12 @@ class Measuring(Engine):
 
 def test_demo_shows_both_results_and_names_the_page(capsys, here, monkeypatch):
     engine = Measuring()
-    monkeypatch.setattr(carrying, "sweep", engine)
+    monkeypatch.setattr(run_command, "sweep", engine)
     code, out, err = neuvar(capsys, "demo", "--workers", "1", "--trials", "2")
     assert (code, err) == (0, "")
     assert engine.options["workers"] == 1
     assert {run.data for run in engine.runs} == {"mnist-excerpt"}
-    assert "6 small networks are trained" in out
+    assert "training 6 small networks" in out
     for name in ("forgetting", "pair-flips"):
         assert f"\nThe title of {name}\n" in out
     rows = [row.split() for row in out.splitlines()]
@@ -192,7 +193,7 @@ def test_demo_shows_both_results_and_names_the_page(capsys, here, monkeypatch):
     engine.runs = []
     code, out, _ = neuvar(capsys, "demo")
     assert (code, engine.runs) == (0, [])
-    assert "these are results of an earlier time; neuvar demo --fresh trains anew\n" in out
+    assert "these are earlier results; neuvar demo --fresh trains again\n" in out
     assert "55.0 ± 0.0 %" in out
     code, out, _ = neuvar(capsys, "demo", "--fresh", "--out", "out/demo")
     assert (code, len(engine.runs)) == (0, 6)
@@ -202,10 +203,10 @@ def test_demo_shows_both_results_and_names_the_page(capsys, here, monkeypatch):
 def test_a_demo_that_is_stopped_goes_on(capsys, monkeypatch):
     engine = Measuring()
     engine.stop_after = 2
-    monkeypatch.setattr(carrying, "sweep", engine)
+    monkeypatch.setattr(run_command, "sweep", engine)
     code, _, err = neuvar(capsys, "demo", "--fresh")
     assert code == 130
-    assert err.endswith("the others go on where they were with: neuvar demo\n")
+    assert err.endswith("Resume with: neuvar demo\n")
 
 
 @pytest.mark.slow
@@ -260,7 +261,7 @@ def test_bench_compares_methods_in_one_run(capsys, here):
     [
         ("--network lenet", "argument --network: invalid choice: 'lenet'"),
         ("--rounds 0", "argument --rounds: must be an integer >= 1, got '0'"),
-        ("--device tpu", "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
+        ("--device tpu", "device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
     ],
 )
 def test_bench_refuses_what_it_cannot_do(capsys, arguments, sentence):

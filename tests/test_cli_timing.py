@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from neuvar.cli.progress import Bars, Lines, Watch, watch
-from neuvar.cli.timing import Experience, Forecast, estimate, spoken, total
+from neuvar.cli.progress import SweepProgress
+from neuvar.cli.run_times import Forecast, RunTimes, duration
 from neuvar.engine import Event
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import TINY
@@ -36,12 +36,12 @@ def line(run, seconds, **others):
     ],
 )
 def test_durations_are_said_as_one_would(seconds, words):
-    assert spoken(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_runs_are_expected_to_take_what_runs_like_them_took():
     lines = {"a": line(RUNS[0], 10), "b": line(RUNS[1], 20), "c": line(LONG, 100)}
-    seen = Experience(lines, "cpu")
+    seen = RunTimes(lines, "cpu")
     assert seen.expected(replace(TINY, seed=9, b=0.3, lr=3.0)) == 15
     assert seen.expected(replace(LONG, label_noise="pair", noise_rate=0.4)) == 100
     assert seen.expected(replace(TINY, width=9)) is None
@@ -50,9 +50,9 @@ def test_runs_are_expected_to_take_what_runs_like_them_took():
 
 def test_the_same_method_tells_more_than_another_one():
     sam = replace(TINY, optimizer="sam-sgd")
-    seen = Experience({"a": line(TINY, 10)}, "cpu")
+    seen = RunTimes({"a": line(TINY, 10)}, "cpu")
     assert seen.expected(sam) == 10
-    seen.learn(sam, 30)
+    seen.add(sam, 30)
     assert (seen.expected(sam), seen.expected(TINY)) == (30, 10)
     assert seen.expected(replace(TINY, optimizer="adam")) == 20
 
@@ -67,54 +67,58 @@ def test_the_same_method_tells_more_than_another_one():
     ],
 )
 def test_lines_that_tell_nothing_are_passed_over(other):
-    assert Experience({"a": line(TINY, 10) | other}, "cpu").expected(TINY) is None
+    assert RunTimes({"a": line(TINY, 10) | other}, "cpu").expected(TINY) is None
     old = {key: value for key, value in line(TINY, 10).items() if key != "device"}
-    assert Experience({"a": old}, "cpu").expected(TINY) is None
+    assert RunTimes({"a": old}, "cpu").expected(TINY) is None
 
 
 def test_one_gpu_is_like_another():
-    seen = Experience({"a": line(TINY, 10, device="cuda:1 (a fast one)")}, "cuda")
+    seen = RunTimes({"a": line(TINY, 10, device="cuda:1 (a fast one)")}, "cuda")
     assert seen.expected(TINY) == 10
 
 
 def test_estimates_share_the_work():
-    seen = Experience({"a": line(TINY, 10), "b": line(LONG, 100)}, "cpu")
-    assert estimate(RUNS, seen, 2) == (20, 0)
-    assert estimate(RUNS, seen, 100) == (10, 0)
-    assert estimate([*RUNS, LONG], seen, 2) == (100, 0)
-    assert estimate([*RUNS, replace(TINY, width=9)], seen, 1) == (50, 1)
-    assert estimate([replace(TINY, width=9)], seen, 1) == (None, 1)
-    assert total([None, None]) == (None, 2)
+    seen = RunTimes({"a": line(TINY, 10), "b": line(LONG, 100)}, "cpu")
+
+    def predicted(runs, workers):
+        return Forecast(seen, {run.key: run for run in runs}, workers).remaining(0)
+
+    assert predicted(RUNS, 2) == 20
+    assert predicted(RUNS, 100) == 10
+    assert predicted([*RUNS, LONG], 2) == 100
+    assert predicted([*RUNS, replace(TINY, width=9)], 1) == 50
+    assert predicted([replace(TINY, width=9)], 1) is None
+    assert predicted([], 1) == 0
 
 
 def forecast(lines=(), runs=RUNS, workers=1):
-    return Forecast(Experience(dict(lines), "cpu"), {run.key: run for run in runs}, workers)
+    return Forecast(RunTimes(dict(lines), "cpu"), {run.key: run for run in runs}, workers)
 
 
 def test_a_forecast_goes_by_the_pace_of_what_goes_on():
     keys = [run.key for run in RUNS]
     when = forecast()
-    assert when.left(0) is None
+    assert when.remaining(0) is None
     when.start(keys[0], 0)
-    assert when.left(1) is None
+    assert when.remaining(1) is None
     when.advance(keys[0], 0.0)
     when.advance(keys[0], 0.25)
-    assert when.left_of(keys[0], 2) == pytest.approx(6)
-    assert when.left(2) == pytest.approx(24)  # the others are taken to be like the rest of this one
+    assert when.remaining_of(keys[0], 2) == pytest.approx(6)
+    assert when.remaining(2) == pytest.approx(24)  # the others count like the rest of this one
     assert when.end(keys[0], 8, learn=True) == 8
-    assert when.left(8) == pytest.approx(24)
+    assert when.remaining(8) == pytest.approx(24)
     for key in keys[1:]:
         when.end(key, 9, learn=True)
-    assert when.left(9) == 0
+    assert when.remaining(9) == 0
 
 
 def test_a_forecast_with_experience_and_workers():
     when = forecast({"a": line(TINY, 10)}.items(), [*RUNS, LONG], workers=2)
-    assert when.left(0) == pytest.approx(25)
+    assert when.remaining(0) == pytest.approx(25)
     when.start(LONG.key, 0)
     when.advance(LONG.key, 0.0)
     when.advance(LONG.key, 0.1)
-    assert when.left(10) == pytest.approx(90)  # nothing ends before its longest run
+    assert when.remaining(10) == pytest.approx(90)  # nothing ends before its longest run
 
 
 def test_what_an_earlier_session_did_makes_no_run_quick():
@@ -123,9 +127,9 @@ def test_what_an_earlier_session_did_makes_no_run_quick():
     when.start(key, 0)
     when.advance(key, 0.4)
     when.advance(key, 0.7)
-    assert when.left_of(key, 30) == pytest.approx(30)
+    assert when.remaining_of(key, 30) == pytest.approx(30)
     assert when.end(key, 60, learn=True) == 60
-    assert when.experience.expected(TINY) == pytest.approx(100)
+    assert when.times.expected(TINY) == pytest.approx(100)
 
 
 def test_a_run_that_begins_again_begins_again():
@@ -134,7 +138,7 @@ def test_a_run_that_begins_again_begins_again():
     when.start(key, 0)
     when.advance(key, 0.9)
     when.start(key, 100)
-    assert when.left_of(key, 100) == 10
+    assert when.remaining_of(key, 100) == 10
     assert when.end(key, 110, learn=False) == 10
 
 
@@ -151,10 +155,10 @@ class Clock:
         return self.now
 
 
-def follow(kind, **options):
+def follow(**options):
     clock = Clock()
     names = {run.key: f"run {run.seed}" for run in RUNS}
-    following = kind(forecast(**options), names, total=6, clock=clock)
+    following = SweepProgress(forecast(), names, total=6, clock=clock, **options)
 
     def tell(now, what, number, fraction=0.0, message=""):
         clock.now = now
@@ -162,57 +166,6 @@ def follow(kind, **options):
         following(Event(what, run.key, run, fraction, message))
 
     return following, tell
-
-
-def test_lines_say_what_begins_and_ends(capsys):
-    following, tell = follow(Lines)
-    with following:
-        tell(0, "started", 0)
-        tell(0, "progress", 0, 0.0)
-        tell(20, "progress", 0, 0.5)
-        tell(43, "finished", 0, 1.0)
-        tell(43, "started", 1)
-        tell(50, "diverged", 1, 1.0, "the loss is nan")
-        tell(50, "started", 2)
-        tell(51, "started", 2, 0.0, "again: its process was killed")
-        tell(53, "failed", 2, 1.0, "ValueError: no")
-        tell(54, "taken", 3)
-        tell(60, "finished", 3, 1.0)
-    assert capsys.readouterr().out.splitlines() == [
-        "[2/6] started run 0",
-        "[3/6] finished run 0 in 43 s, about 2 min left",
-        "[3/6] started run 1",
-        "[4/6] diverged run 1 in 7 s (the loss is nan), about 86 s left",
-        "[4/6] started run 2",
-        "[4/6] started run 2 again: its process was killed",
-        "[4/6] failed run 2 in 2 s (ValueError: no), about 43 s left",
-        "run 3 is being carried out by another process",
-        "[5/6] finished run 3 by another process",
-    ]
-
-
-@pytest.mark.parametrize("kind", [Lines, Bars])
-def test_word_that_comes_late_changes_nothing(capsys, kind):
-    if kind is Bars:
-        pytest.importorskip("rich")
-    following, tell = follow(kind)
-    with following:
-        tell(0, "progress", 0, 0.5)
-        tell(1, "finished", 0, 1.0)
-        tell(2, "started", 0)
-        tell(3, "progress", 0, 0.5)
-    assert following.done == 3
-    assert following.forecast.active == {}
-    assert "started" not in capsys.readouterr().out
-
-
-def test_a_quiet_watch_counts_and_says_nothing(capsys):
-    following, tell = follow(Watch)
-    with following:
-        tell(0, "started", 0)
-        tell(43, "finished", 0, 1.0)
-    assert following.done == 3
-    assert capsys.readouterr().out == ""
 
 
 class Screen(io.StringIO):
@@ -237,40 +190,94 @@ def terminal(monkeypatch):
     return look
 
 
+def test_lines_say_what_begins_and_ends(capsys):
+    following, tell = follow()
+    with following:
+        tell(0, "started", 0)
+        tell(0, "progress", 0, 0.0)
+        tell(20, "progress", 0, 0.5)
+        tell(43, "finished", 0, 1.0)
+        tell(43, "started", 1)
+        tell(50, "diverged", 1, 1.0, "the loss is nan")
+        tell(50, "started", 2)
+        tell(51, "started", 2, 0.0, "again: its process was killed")
+        tell(53, "failed", 2, 1.0, "ValueError: no")
+        tell(54, "taken", 3)
+        tell(60, "finished", 3, 1.0)
+    assert capsys.readouterr().out.splitlines() == [
+        "[2/6] started run 0",
+        "[3/6] finished run 0 in 43 s, about 2 min left",
+        "[3/6] started run 1",
+        "[4/6] diverged run 1 in 7 s (the loss is nan), about 86 s left",
+        "[4/6] started run 2",
+        "[4/6] started run 2 again: its process was killed",
+        "[4/6] failed run 2 in 2 s (ValueError: no), about 43 s left",
+        "run 3 is being run by another process",
+        "[5/6] finished run 3 by another process",
+    ]
+
+
+@pytest.mark.parametrize("bars", [False, True])
+def test_word_that_comes_late_changes_nothing(capsys, terminal, bars):
+    screen = terminal() if bars else None
+    following, tell = follow()
+    assert (following.bars is not None) == bars
+    with following:
+        tell(0, "progress", 0, 0.5)
+        tell(1, "finished", 0, 1.0)
+        tell(2, "started", 0)
+        tell(3, "progress", 0, 0.5)
+    assert following.done == 3
+    assert following.forecast.active == {}
+    assert "started" not in (screen.getvalue() if bars else capsys.readouterr().out)
+
+
+def test_a_quiet_watch_counts_and_says_nothing(capsys):
+    following, tell = follow(quiet=True)
+    with following:
+        tell(0, "started", 0)
+        tell(43, "finished", 0, 1.0)
+    assert following.done == 3
+    assert capsys.readouterr().out == ""
+
+
 def test_bars_show_the_sweep_and_each_run(terminal):
     screen = terminal()
-    following, tell = follow(Bars)
+    following, tell = follow()
     with following:
         tell(0, "started", 0)
         tell(0, "progress", 0, 0.0)
         tell(10, "progress", 0, 0.25)
-        following._progress.refresh()
-        assert [task.description for task in following._progress.tasks] == [
+        following.bars.refresh()
+        assert [task.description for task in following.bars.tasks] == [
             "2 of 6 runs",
             "  run 0",
         ]
-        assert [task.fields["left"] for task in following._progress.tasks] == [
+        assert [task.fields["left"] for task in following.bars.tasks] == [
             "2 min left",
             "30 s left",
         ]
-        assert [task.completed for task in following._progress.tasks] == [2.25, 0.25]
+        assert [task.completed for task in following.bars.tasks] == [2.25, 0.25]
         tell(11, "started", 0, 0.0, "again: its process was killed")
         tell(43, "finished", 0, 1.0)
         tell(44, "started", 1)
-        assert len(following._progress.tasks) == 2
-    assert [task.description for task in following._progress.tasks] == ["3 of 6 runs"]
+        assert len(following.bars.tasks) == 2
+    assert [task.description for task in following.bars.tasks] == ["3 of 6 runs"]
     shown = screen.getvalue()
     assert "[3/6] finished run 0 in 32 s, about 96 s left\n" in shown
     assert "started run 0 again: its process was killed" in shown
 
 
 def test_who_watches(terminal, monkeypatch):
+    def has_bars(**options):
+        return SweepProgress(forecast(), {}, total=4, **options).bars is not None
+
     terminal()
-    assert type(watch(forecast(), {}, total=4)) is Bars
-    assert type(watch(forecast(), {}, total=4, quiet=True)) is Watch
+    assert has_bars()
+    assert not has_bars(quiet=True)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
-    assert type(watch(forecast(), {}, total=4)) is Lines
+    assert not has_bars()
     monkeypatch.delitem(sys.modules, "rich.progress")
-    assert type(watch(forecast(), {}, total=4)) is Bars
+    assert has_bars()
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert type(watch(forecast(), {}, total=4)) is Lines
+    assert not has_bars()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from neuvar.engine import Event, Results, Summary, sweep
+from neuvar.engine import Event, Results, Summary, SweepSpec, sweep
 from neuvar.engine.provenance import commit, cores
-from neuvar.engine.sweeps import _devices
+from neuvar.engine.sweeps import worker_devices
 from neuvar.experiments import Training, run_one
 from neuvar.experiments.run_spec import as_dict
 from neuvar.train import Checkpoint
@@ -230,10 +230,10 @@ class TestResume:
 
     def test_the_results_do_not_depend_on_when_it_was_resumed(self, tmp_path):
         """As many threads for the last run as for the first."""
-        devices = [_devices("cpu", 0, count) for count in (1, 100)]
+        devices = [worker_devices(SweepSpec(), count) for count in (1, 100)]
         assert devices == [["cpu"], ["cpu"] * cores()]
-        assert _devices("cpu", 3, 100) == ["cpu"] * 3
-        assert _devices("cpu", 3, 2) == ["cpu"] * 2
+        assert worker_devices(SweepSpec(workers=3), 100) == ["cpu"] * 3
+        assert worker_devices(SweepSpec(workers=3), 2) == ["cpu"] * 2
 
 
 NURSERY = """

@@ -1,4 +1,4 @@
-"""The command ``neuvar``. A subcommand is one function that adds itself, listed in COMMANDS."""
+"""The command ``neuvar``: each subcommand is a function in COMMANDS that adds its parser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,7 +15,7 @@ from neuvar.cli.bench import add_bench
 from neuvar.cli.clean import add_clean
 from neuvar.cli.data import add_data
 from neuvar.cli.demo import add_demo
-from neuvar.cli.listing import add_list
+from neuvar.cli.list_experiments import add_list
 from neuvar.cli.parsing import Parser
 from neuvar.cli.report import add_report
 from neuvar.cli.run import add_run
@@ -24,20 +24,21 @@ COMMANDS = (add_demo, add_list, add_run, add_report, add_data, add_clean, add_be
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line; 0 if all went well, 2 after a sentence on standard error."""
+    """Run a command line; returns the exit code, 2 after an error message."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A sign that the screen does not know becomes a question mark rather than an error.
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
             try:
-                return _carry_out(arguments)
+                options = _parse(arguments)
+                code: int = options.run(options)
+                return code
             finally:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read this has seen enough; what Python still flushes at its end goes nowhere.
+        # The reader has closed the pipe; what Python flushes at exit goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, ImportError) as error:
@@ -52,7 +53,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"neuvar: {message}", file=sys.stderr)
 
 
-def _carry_out(arguments: Sequence[str] | None) -> int:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="neuvar",
         description="Train networks that keep working when their weights move.",
@@ -60,10 +61,11 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         epilog="""\
 examples:
   neuvar demo                       what it is about, in a minute or two
-  neuvar list                       the experiments, and how far they are
-  neuvar run forgetting             carry one out; Ctrl-C stops it, the same command goes on
-  neuvar report                     its figures, tables and verdict
-  neuvar data get mnist             put a data set into the cache
+  neuvar list                       the experiments, and how many of their runs are finished
+  neuvar run forgetting             run one; Ctrl-C stops it, the same command resumes
+  neuvar run my_experiment.py       run an experiment of your own
+  neuvar report                     figures, tables and verdicts
+  neuvar data get mnist             download a data set into the cache
   neuvar clean photos               find wrong labels in a folder of images
   neuvar run --help                 more about a command
 """,
@@ -73,9 +75,7 @@ examples:
     for add in COMMANDS:
         add(commands)
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser.parse_args(words, argparse.Namespace(words=words))
-    run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    return parser.parse_args(words, argparse.Namespace(words=words))
 
 
 def _version() -> str:

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from neuvar.cli.parsing import Commands, add_command, counted, whole
-from neuvar.cli.ready import checked_device
+from neuvar.cli.parsing import Commands, add_command, non_negative, positive
 from neuvar.cli.run import PRECISIONS
+from neuvar.engine import check_device
 
 TRAINING: dict[str, Any] = {
     "b": "auto",
@@ -76,12 +76,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--inputs", metavar="NAME", help="array of inputs of a .npz file")
     add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
         help="columns of a table that are no features, whatever they hold")  # fmt: skip
-    add("--size", type=counted, metavar="PIXELS", help="of the images of a folder (default: "
+    add("--size", type=positive, metavar="PIXELS", help="of the images of a folder (default: "
         "their own if all are equal and at most 64, else 64)")  # fmt: skip
     add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
         help="folder to write, whole or not at all (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    add("--top", type=whole, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
     add("--probabilities", type=Path, metavar="FILE",
         help="of classes, .npy, .npz or .csv, one row an example, one column a class, sorted as "
         "numbers or as text as the labels are: judge by these, do not train")  # fmt: skip
@@ -93,10 +93,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
     said = {name: f"(default: {value})" for name, value in TRAINING.items()}
     add("--b", type=_scale, metavar="B", help=f"scale of the noise, or auto {said['b']}")
-    add("--epochs", type=counted, metavar="N", help=f"times through all data {said['epochs']}")
-    add("--batch-size", type=counted, metavar="N", help=f"of a step {said['batch_size']}")
+    add("--epochs", type=positive, metavar="N", help=f"times through all data {said['epochs']}")
+    add("--batch-size", type=positive, metavar="N", help=f"of a step {said['batch_size']}")
     add("--lr", type=_rate, metavar="RATE", help=f"learning rate at the beginning {said['lr']}")
-    add("--seed", type=whole, metavar="N", help=f"of weights, order and noise {said['seed']}")
+    add(
+        "--seed", type=non_negative, metavar="N", help=f"of weights, order and noise {said['seed']}"
+    )
     add("--device", help=f"cpu, cuda, cuda:N or mps {said['device']}")
     add("--precision", choices=PRECISIONS, help=f"mixed precision {said['precision']}")
 
@@ -141,7 +143,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for name, value in TRAINING.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.device = checked_device(options.device)
+    options.device = check_device(options.device)
     data, out = options.data.resolve(), options.out.resolve()
     if options.data.is_dir() and (data == out or data in out.parents):
         raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")

@@ -23,16 +23,16 @@ def add_data(commands: Commands) -> None:
         "data",
         "get, list and verify data sets",
         f"""\
-A data set is looked for in --data or NEUVAR_DATA, then in the cache, NEUVAR_CACHE or a folder of
-the user's, then on the network. Every byte is checked by SHA-256.
+A data set is searched in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or a folder of
+the user), then on the network. Every byte is checked by SHA-256.
 
 data sets: {", ".join(ENTRIES)}
 
 examples:
-  neuvar data get mnist cifar10          download what is missing, keep it in the cache
+  neuvar data get mnist cifar10          download what is missing into the cache
   neuvar data get cifar100 --data ~/sets copy from official files into the cache
-  neuvar data list                       what there is, and where
-  neuvar data verify                     read everything again and compare its checksums
+  neuvar data list                       which data sets are on this machine, and where
+  neuvar data verify                     read all files and compare their checksums
 """,
     )
     actions = parser.add_subparsers(metavar="get|list|verify", required=True)
@@ -50,7 +50,7 @@ examples:
 
 
 INCLUDED = {"cifar100-coarse": "cifar100", "mnist-excerpt": "neuvar itself"}
-"""Data sets that need not be had on their own, and what they come with."""
+"""Data sets without files of their own, and what they come with."""
 
 
 def _entries(names: Sequence[str]) -> list[Entry]:
@@ -95,7 +95,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def places_of(entry: Entry, folder: Path | None) -> list[Path]:
-    """Every place of this machine where a data set lies, each once."""
+    """The folders of this machine that hold a data set, each once."""
     from neuvar.data import cache, folders, loading  # imports torch
 
     local = loading.find_locally(entry, folder)
@@ -114,7 +114,7 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Read each copy; tell all that are damaged before failing."""
+    """Read each copy and report all that are damaged."""
     from neuvar.data import cache, folders  # imports numpy
 
     damaged = found = 0

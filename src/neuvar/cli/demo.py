@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from neuvar.cli.carrying import Sweep, carry_through
 from neuvar.cli.columns import aligned, paragraph
-from neuvar.cli.parsing import Commands, add_command, whole
-from neuvar.cli.selection import runs_of
-from neuvar.engine import Results
-from neuvar.experiments import EXPERIMENTS
+from neuvar.cli.parsing import Commands, add_command, non_negative
+from neuvar.cli.run import run_watched
+from neuvar.cli.run_selection import find_experiments, runs_of
+from neuvar.engine import Results, SweepSpec
 
-if TYPE_CHECKING:
-    from neuvar.report import Claim
-
-SHOWN = ("forgetting", "pair-flips")
+EXPERIMENT_NAMES = ("forgetting", "pair-flips")
 
 
 def add_demo(commands: Commands) -> None:
@@ -28,54 +22,44 @@ def add_demo(commands: Commands) -> None:
         "see forgetting and wrong labels, plain against NVRM, in a minute or two",
         """\
 It trains small networks on the MNIST excerpt that comes with the package, and needs no network.
-What is finished is shown at once the next time.
+Finished runs are not run again.
 
 examples:
   neuvar demo                    the results, and the page out/demo/index.html
   neuvar demo --trials 5         with more trials
-  neuvar demo --fresh            train everything anew
+  neuvar demo --fresh            train everything again
 """,
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/demo"), metavar="DIR",
-        help="where results and page go (default: out/demo)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--workers", type=whole, default=0, metavar="N", help="runs at a time (0: what fits)"
-    )
-    parser.add_argument(
-        "--trials", type=whole, default=0, metavar="N", help="trials of each (0: a few)"
-    )
-    parser.add_argument("--fresh", action="store_true", help="remove its results and train anew")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("out/demo"), metavar="DIR",
+        help="folder for results and page (default: out/demo)")  # fmt: skip
+    add("--workers", type=non_negative, default=0, metavar="N",
+        help="runs at a time (0: as many as fit)")  # fmt: skip
+    add("--trials", type=non_negative, default=0, metavar="N",
+        help="trials per setting (0: a few)")  # fmt: skip
+    add("--fresh", action="store_true", help="remove its results and train again")
     parser.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> int:
     from neuvar.report import write  # imports numpy
 
-    chosen = [EXPERIMENTS[name] for name in SHOWN]
-    runs = runs_of(chosen, "smoke", options.trials)
+    experiments = find_experiments(EXPERIMENT_NAMES)
+    runs = runs_of(experiments, "smoke", options.trials)
     results = Results(options.out / "results" / "smoke.jsonl")
     if options.fresh:
         results.remove(run.key for run in runs)
-    again = [word for word in options.words if word != "--fresh"]
-    sweep = Sweep(runs, results, again=again, workers=options.workers)
-    code = 0
-    if left := sweep.left(results.lines()):
-        print(f"{len(left)} small networks are trained, with and without NVRM", flush=True)
-        code = carry_through(sweep, quiet=False)
+    code, recorded = 0, results.lines()
+    left = [run for run in runs if run.key not in recorded]
+    if left:
+        print(f"training {len(left)} small networks, with and without NVRM", flush=True)
+        resume = [word for word in options.words if word != "--fresh"]
+        spec = SweepSpec(workers=options.workers)
+        code = run_watched(runs, results, spec, resume=resume, quiet=False)
         if code > 1:
             return code
-    report = write([results.path], options.out, experiments=chosen, scales=["smoke"])
-    _show(report.claims)
-    if not left:
-        print("these are results of an earlier time; neuvar demo --fresh trains anew")
-    print(f"written: {report.page}")
-    return code
-
-
-def _show(claims: Sequence[Claim]) -> None:
-    for claim in claims:
+    report = write([results.path], options.out, experiments=experiments, scales=["smoke"])
+    for claim in report.claims:
         print(f"\n{claim.experiment.title}")
         for finding in claim.findings:
             print(paragraph(finding.experiment.settings(finding.scale), indent=2))
@@ -84,3 +68,7 @@ def _show(claims: Sequence[Claim]) -> None:
             for text in (finding.verdict.because, *finding.verdict.cases):
                 print(paragraph(text, indent=2))
     print()
+    if not left:
+        print("these are earlier results; neuvar demo --fresh trains again")
+    print(f"written: {report.page}")
+    return code

@@ -11,7 +11,7 @@ Commands = Any
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says in one sentence what is wrong, and takes options by their full name."""
+    """A parser with errors in one sentence and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Commands, name: str, words: str, epilog: str) -> Parser:
-    """Add a subcommand whose help shows ``epilog``, with its examples, as it is written."""
+    """Add a subcommand whose help ends with ``epilog``."""
     parser: Parser = commands.add_parser(
         name,
         help=words,
@@ -32,21 +32,19 @@ def add_command(commands: Commands, name: str, words: str, epilog: str) -> Parse
     return parser
 
 
-def whole(text: str) -> int:
-    """An argument that counts something: an integer from 0.
-
-    >>> whole("12")
-    12
-    """
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
-    return int(text)
+def non_negative(text: str) -> int:
+    """Parse an integer >= 0."""
+    return _integer(text, 0)
 
 
-def counted(text: str) -> int:
-    """An argument that counts something of which there must be at least one."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+def positive(text: str) -> int:
+    """Parse an integer >= 1."""
+    return _integer(text, 1)
+
+
+def _integer(text: str, low: int) -> int:
+    if not text.isdecimal() or int(text) < low:
+        raise argparse.ArgumentTypeError(f"must be an integer >= {low}, got {text!r}")
     return int(text)
 
 
@@ -57,5 +55,5 @@ def add_results(parser: argparse._ActionsContainer) -> None:
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="folder of the results, one file a scale (default: results)",
+        help="folder of the results, one file per scale (default: results)",
     )

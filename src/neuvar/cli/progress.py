@@ -1,4 +1,4 @@
-"""How a sweep or a training is going: bars on a terminal, a line now and then elsewhere."""
+"""Progress of a sweep or a training: rich's bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
-from neuvar.cli.timing import Forecast, about, spoken
+from neuvar.cli.run_times import Forecast, duration
 from neuvar.engine import Event
 
-ENDS = ("finished", "diverged", "failed")
-LINES = 10
-"""How often a training says how far it is where no bar can be shown."""
+TRAINING_LINES = 10
+"""A training without bars prints a line after each such part."""
 
 
-class Watch:
-    """Follows a sweep without a word; what its relatives say is built on its counts.
+def rich_progress(*columns: Any) -> Any:
+    """Rich's Progress with these columns after a bar, or None without a terminal or rich."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    except ImportError:
+        return None
+    name = TextColumn("{task.description}", markup=False)
+    texts = (TextColumn(column, markup=False) for column in columns)
+    return Progress(name, BarColumn(), TaskProgressColumn(), *texts)
+
+
+class SweepProgress:
+    """Shows the events of a sweep: a bar per run on a terminal, else a line per start and end.
 
     Args:
-        forecast: of the runs that are left to do.
-        labels: what each of them is called, by key.
-        total: how many runs there are, with those that were finished before.
-        clock: tells the time in seconds.
+        forecast: predicts the remaining time.
+        labels: labels of the runs by key.
+        total: number of runs, including those finished before.
+        quiet: whether to show nothing.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -33,189 +45,108 @@ class Watch:
         labels: Mapping[str, str],
         *,
         total: int,
+        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.forecast = forecast
-        self.labels = labels
-        self.total = total
-        self.done = total - len(forecast.waiting)
-        self._clock = clock
+        self.forecast, self.total, self.done = forecast, total, total - len(forecast.waiting)
+        self.bars = None if quiet else rich_progress("{task.fields[left]}")
+        self._labels, self._quiet, self._clock = labels, quiet, clock
+        self._tasks: dict[str, Any] = {}
+        if self.bars is not None:
+            words = f"{self.done} of {total} runs"
+            self._sweep = self.bars.add_task(words, total=total, completed=self.done, left="")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> SweepProgress:
+        if self.bars is not None:
+            self.bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            for key in list(self._tasks):  # bars of interrupted runs would stay on the screen
+                self._remove_bar(key)
+            self.bars.stop()
 
     def __call__(self, event: Event) -> None:
-        """Take in an event of :func:`neuvar.engine.sweep`."""
-        now = self._clock()
+        """Show an event of :func:`neuvar.engine.sweep`."""
+        key, now, label = event.key, self._clock(), self._labels[event.key]
+        if event.kind == "taken":
+            self._print(f"{label} is being run by another process")
+            return
         if event.kind == "started":
-            self.forecast.start(event.key, now)
-            if event.key in self.forecast.active:
-                self.started(event)
+            self.forecast.start(key, now)
         elif event.kind == "progress":
-            self.forecast.advance(event.key, event.fraction)
-            if event.key in self.forecast.active:
-                self.advanced(event, now)
-        elif event.kind in ENDS:
-            self.done += event.kind != "failed"
-            seconds = self.forecast.end(event.key, now, learn=event.kind == "finished")
-            self.ended(event, self._sentence(event, seconds, now))
-        elif event.kind == "taken":
-            self.say(f"{self.labels[event.key]} is being carried out by another process")
+            self.forecast.advance(key, event.fraction)
+        else:
+            self._remove_bar(key)
+            self._end(event, label, now)
+        if key in self.forecast.active:  # a message about a finished run may come late
+            if event.kind == "started" and (self.bars is None or event.message):
+                self._print(f"{self._count} started {label} {event.message}".rstrip())
+            self._update_bar(key, label, now)
+        if self.bars is not None:
+            running = sum(active.fraction for active in self.forecast.active.values())
+            self.bars.update(
+                self._sweep,
+                description=f"{self.done} of {self.total} runs",
+                completed=self.done + running,
+                left=_left(self.forecast.remaining(now)),
+            )
 
-    def _sentence(self, event: Event, seconds: float | None, now: float) -> str:
-        """That a run is over, after how long, and when all will be."""
-        words = f"[{self.done}/{self.total}] {event.kind} {self.labels[event.key]}"
-        words += f" in {spoken(seconds)}" if seconds is not None else " by another process"
-        if event.kind != "finished" and event.message:
-            words += f" ({event.message})"
-        return words + self._left(self.forecast.left(now))
+    @property
+    def _count(self) -> str:
+        return f"[{self.done}/{self.total}]"
 
-    @staticmethod
-    def _left(seconds: float | None) -> str:
-        return f", {about(seconds)} left" if seconds else ""
+    def _end(self, event: Event, label: str, now: float) -> None:
+        self.done += event.kind != "failed"
+        seconds = self.forecast.end(event.key, now, learn=event.kind == "finished")
+        taken = "by another process" if seconds is None else f"in {duration(seconds)}"
+        why = f" ({event.message})" if event.kind != "finished" and event.message else ""
+        text = f"{self._count} {event.kind} {label} {taken}{why}"
+        remaining = self.forecast.remaining(now)
+        self._print(f"{text}, {_left(remaining, about=True)}" if remaining else text)
 
-    def say(self, words: str) -> None:
-        """Put a line on the screen."""
+    def _update_bar(self, key: str, label: str, now: float) -> None:
+        if self.bars is not None:
+            if key not in self._tasks:
+                self._tasks[key] = self.bars.add_task(f"  {label}", total=1, left="")
+            fraction = self.forecast.active[key].fraction
+            left = _left(self.forecast.remaining_of(key, now))
+            self.bars.update(self._tasks[key], completed=fraction, left=left)
 
-    def started(self, event: Event) -> None:
-        """A run has begun."""
+    def _remove_bar(self, key: str) -> None:
+        if key in self._tasks:
+            self.bars.remove_task(self._tasks.pop(key))
 
-    def advanced(self, event: Event, now: float) -> None:
-        """A run has come further."""
-
-    def ended(self, event: Event, sentence: str) -> None:
-        """A run is over."""
-
-
-class Lines(Watch):
-    """One line for each run that begins or ends; readable in a file."""
-
-    def say(self, words: str) -> None:
-        print(words, flush=True)
-
-    def started(self, event: Event) -> None:
-        why = f" {event.message}" if event.message else ""
-        self.say(f"[{self.done}/{self.total}] started {self.labels[event.key]}{why}")
-
-    def ended(self, event: Event, sentence: str) -> None:
-        self.say(sentence)
-
-
-class Bars(Watch):
-    """A bar for the sweep and one for each run that goes on, with the time that is left."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        super().__init__(*arguments, **options)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
-            console=Console(),
-        )
-        self._sweep = self._progress.add_task("", total=self.total, left="")
-        self._tasks: dict[str, Any] = {}
-        self._show(None)
-
-    def __enter__(self) -> Watch:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        # The bars of runs that were stopped half-way would stay on the screen and mean nothing.
-        for task in self._tasks.values():
-            self._progress.remove_task(task)
-        self._tasks.clear()
-        self._progress.stop()
-
-    def say(self, words: str) -> None:
-        self._progress.console.print(words, markup=False, highlight=False)
-
-    def started(self, event: Event) -> None:
-        if event.key not in self._tasks:
-            words = f"  {self.labels[event.key]}"
-            self._tasks[event.key] = self._progress.add_task(words, total=1, left="")
-        if event.message:
-            self.say(f"started {self.labels[event.key]} {event.message}")
-        self._show(self._clock())
-
-    def advanced(self, event: Event, now: float) -> None:
-        left = self._time(self.forecast.left_of(event.key, now))
-        self._progress.update(self._tasks[event.key], completed=event.fraction, left=left)
-        self._show(now)
-
-    def ended(self, event: Event, sentence: str) -> None:
-        if event.key in self._tasks:
-            self._progress.remove_task(self._tasks.pop(event.key))
-        self.say(sentence)
-        self._show(self._clock())
-
-    def _show(self, now: float | None) -> None:
-        begun = sum(active.fraction for active in self.forecast.active.values())
-        left = self._time(self.forecast.left(now)) if now is not None else ""
-        words = f"{self.done} of {self.total} runs"
-        done = self.done + begun
-        self._progress.update(self._sweep, description=words, completed=done, left=left)
-
-    @staticmethod
-    def _time(seconds: float | None) -> str:
-        return f"{spoken(seconds)} left" if seconds else ""
+    def _print(self, text: str) -> None:
+        if self.bars is not None:
+            self.bars.console.print(text, markup=False, highlight=False)
+        elif not self._quiet:
+            print(text, flush=True)
 
 
-def watch(
-    forecast: Forecast, labels: Mapping[str, str], *, total: int, quiet: bool = False
-) -> Watch:
-    """Bars if a person is watching and rich is installed, else lines; nothing if ``quiet``."""
-    kind: type[Watch] = Lines
-    if quiet:
-        kind = Watch
-    elif sys.stdout.isatty():
-        try:
-            import rich.progress  # noqa: F401, is it installed?
-
-            kind = Bars
-        except ImportError:
-            kind = Lines
-    return kind(forecast, labels, total=total)
+def _left(seconds: float | None, *, about: bool = False) -> str:
+    return f"{duration(seconds, about=about)} left" if seconds else ""
 
 
 @contextmanager
 def training_progress() -> Iterator[Callable[[float], None]]:
-    """A bar if a person is watching and rich is installed, else a line now and then."""
-    if sys.stdout.isatty():
-        try:
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-        except ImportError:
-            pass
-        else:
-            with Progress(
-                "training", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-            ) as bar:
-                task = bar.add_task("", total=1.0)
-                yield lambda share: bar.update(task, completed=share)
-            return
-    yield _TrainingLines()
+    """Yields a function that shows the fraction of a training that is done."""
+    start, printed = time.monotonic(), 0
+    bars = rich_progress("{task.fields[left]}")
+    task = None if bars is None else bars.add_task("training", total=1.0, left="")
 
+    def show(fraction: float) -> None:
+        nonlocal printed
+        left = (time.monotonic() - start) * (1 - fraction) / max(fraction, 1e-9)
+        if bars is not None:
+            bars.update(task, completed=fraction, left=_left(left))
+        elif printed < int(TRAINING_LINES * fraction) < TRAINING_LINES:
+            printed = int(TRAINING_LINES * fraction)
+            print(f"trained to {fraction:.0%}, {duration(left, about=True)} left", flush=True)
 
-class _TrainingLines:
-    """Says how far a training is, a few times in all."""
-
-    def __init__(self) -> None:
-        self._began, self._said = time.monotonic(), 0
-
-    def __call__(self, share: float) -> None:
-        if self._said < int(LINES * share) < LINES:
-            self._said = int(LINES * share)
-            left = (time.monotonic() - self._began) * (1 - share) / share
-            print(f"trained to {share:.0%}, {about(left)} left", flush=True)
+    if bars is None:
+        yield show
+    else:
+        with bars:
+            yield show

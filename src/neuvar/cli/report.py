@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from neuvar.cli.columns import aligned, paragraph
 from neuvar.cli.parsing import Commands, add_command, add_results
-from neuvar.cli.selection import experiments
+from neuvar.cli.run_selection import find_experiments
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
 
@@ -56,7 +56,7 @@ examples:
 def _report(options: argparse.Namespace) -> int:
     from neuvar.report import gather, insert, load, write_claims  # imports numpy
 
-    chosen = experiments(options.names)
+    chosen = find_experiments(options.names)
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
     claims = gather(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):

@@ -1,31 +1,37 @@
-"""``neuvar run``: carry out the runs of experiments."""
+"""``neuvar run``: run the runs of experiments, with progress and a clean stop."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from neuvar.cli.carrying import Sweep, carry_through
 from neuvar.cli.columns import paragraph
 from neuvar.cli.data import places_of
-from neuvar.cli.naming import labels
-from neuvar.cli.parsing import Commands, add_command, add_results, whole
-from neuvar.cli.ready import check_data, checked_device, entries_of
-from neuvar.cli.selection import experiments, only, runs_of
-from neuvar.cli.timing import Experience, about, estimate
-from neuvar.engine import ENGINES, Results
+from neuvar.cli.parsing import Commands, add_command, add_results, non_negative
+from neuvar.cli.progress import SweepProgress
+from neuvar.cli.run_selection import find_experiments, labels, only, runs_of
+from neuvar.cli.run_times import Forecast, RunTimes, duration
+from neuvar.data.catalogue import ENTRIES
+from neuvar.data.errors import DataError
+from neuvar.engine import ENGINES, Results, Summary, SweepSpec, sweep
+from neuvar.engine.sweeps import worker_devices
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
-from neuvar.experiments.run_spec import Run
-
-AGAIN = ("--fresh", "--yes", "--resume")
-"""Options that say whether finished runs are done again."""
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run
 
 PRECISIONS = ("float32", "bf16", "fp16")
+NOT_REPEATED = ("--fresh", "--yes", "--resume")
+"""Options that the command to resume does not repeat."""
 
 
 def add_run(commands: Commands) -> None:
@@ -33,170 +39,224 @@ def add_run(commands: Commands) -> None:
     parser = add_command(
         commands,
         "run",
-        "carry out the runs of experiments, going on where an earlier time stopped",
+        "run experiments, resuming where an earlier call stopped",
         f"""\
-Each finished run is a line of RESULTS/SCALE.jsonl and is not done again. Stop at any time with
-Ctrl-C: the same command goes on where it was.
+Each finished run is a line of RESULTS/SCALE.jsonl and is not run again. Stop at any time with
+Ctrl-C: the same command resumes. EXPERIMENT may be a Python file that defines an experiment of
+your own, as examples/my_experiment.py does.
 
 {paragraph(f"experiments: {', '.join(EXPERIMENTS)}")}
 
 examples:
-  neuvar run forgetting                          on two cores, in a part of an hour
-  neuvar run all --scale smoke                   every experiment, in a minute or a few
+  neuvar run forgetting                          less than an hour on two cores
+  neuvar run all --scale smoke                   every experiment, in a few minutes
+  neuvar run my_experiment.py --scale smoke      an experiment of your own
   neuvar run pair-flips --scale paper --device cuda --precision bf16 --channels-last
   neuvar run forgetting --only optimizer=nvrm-adam b=0.03,0.05 seed=0 --dry-run
   neuvar run ewc split --engine ray --address auto --workers 8
 """,
     )
-    _add_selection(parser)
-    _add_machinery(parser)
-    _add_manner(parser)
+    add = parser.add_argument_group("which runs").add_argument
+    add("names", nargs="+", metavar="EXPERIMENT", help="names of experiments, Python files, or all")
+    add("--scale", choices=SCALES, default="cpu", help="size of the runs (default: cpu)")
+    add("--trials", type=non_negative, default=0, metavar="N",
+        help="trials per setting (0: the scale's own number)")  # fmt: skip
+    add("--only", nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
+        help="runs with these values; several values of a field separated by commas")  # fmt: skip
+    add = parser.add_argument_group("where and how").add_argument
+    add("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
+    add("--precision", choices=PRECISIONS, help="mixed precision, instead of the runs' own")
+    add("--channels-last", action="store_true", help="use the channels-last memory format")
+    add("--compile", action="store_true", help="compile the networks")
+    add("--engine", choices=ENGINES, default="local", help="processes here, or a Ray cluster")
+    add("--address", metavar="ADDRESS", help="of the Ray cluster; auto for a running one")
+    add("--workers", type=non_negative, default=0, metavar="N",
+        help="runs at a time (0: as many as fit)")  # fmt: skip
+    add("--data", type=Path, metavar="FOLDER", help="look here first for data sets")
+    add("--tensorboard", type=Path, metavar="DIR", help="write curves for TensorBoard here")
+    group = parser.add_argument_group("results and output")
+    add_results(group)
+    again = group.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="skip finished runs (default)")
+    again.add_argument("--fresh", action="store_true", help="remove their results and run again")
+    group.add_argument("--yes", action="store_true", help="remove without asking")
+    group.add_argument("--dry-run", action="store_true", help="show what would be run")
+    group.add_argument("--quiet", action="store_true", help="show only the summary")
     parser.set_defaults(run=_run)
 
 
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which runs")
-    add = group.add_argument
-    add("names", nargs="+", metavar="EXPERIMENT", help="names of experiments, or all")
-    add("--scale", choices=SCALES, default="cpu", help="size of the runs (default: cpu)")
-    add("--trials", type=whole, default=0, metavar="N", help="trials of each (0: the scale's own)")
-    add(
-        "--only",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="those with these values, several of a field with commas between",
-    )
-
-
-def _add_machinery(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where and how")
-    add = group.add_argument
-    add("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
-    add("--precision", choices=PRECISIONS, help="mixed precision, whatever the run says")
-    add("--channels-last", action="store_true", help="keep images with their channels last")
-    add("--compile", action="store_true", help="compile the networks")
-    add("--engine", choices=ENGINES, default="local", help="processes here, or a Ray cluster")
-    add("--address", metavar="ADDRESS", help="of the Ray cluster; auto for the one that is there")
-    add("--workers", type=whole, default=0, metavar="N", help="runs at a time (0: what fits)")
-    add("--data", type=Path, metavar="FOLDER", help="look here first for data sets")
-    add("--tensorboard", type=Path, metavar="DIR", help="write curves for TensorBoard here")
-
-
-def _add_manner(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how to go about it")
-    add_results(group)
-    again = group.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on, skip finished runs (default)")
-    again.add_argument("--fresh", action="store_true", help="remove their results and do them anew")
-    group.add_argument("--yes", action="store_true", help="remove without asking")
-    group.add_argument("--dry-run", action="store_true", help="say what would be done, do nothing")
-    group.add_argument("--quiet", action="store_true", help="say only what came of it")
-
-
 def _run(options: argparse.Namespace) -> int:
-    if options.address and options.engine != "ray":
-        raise ValueError(f"--address is for --engine ray, got --engine {options.engine}")
-    there = options.engine == "ray" and (options.address or os.environ.get("RAY_ADDRESS"))
-    device = checked_device(options.device, elsewhere=bool(there))
-    runs = chosen(options)
-    results = Results(options.results / f"{options.scale}.jsonl")
-    sweep = Sweep(
-        runs,
-        results,
-        again=[*(word for word in options.words if word not in AGAIN), "--resume"],
+    experiments = find_experiments(options.names)
+    spec = SweepSpec(
         engine=options.engine,
         workers=options.workers,
-        device=device,
+        device=options.device,
         data=options.data,
         address=options.address,
         tensorboard=options.tensorboard,
+        files=tuple(experiment.file for experiment in experiments if experiment.file),
     )
+    spec.check()
+    runs = only(runs_of(experiments, options.scale, options.trials), options.only)
+    execution = {name: getattr(options, name) for name in NOT_IN_KEY if getattr(options, name)}
+    runs = [replace(run, **execution) for run in runs]
+    results = Results(options.results / f"{options.scale}.jsonl")
     if options.dry_run:
-        _tell(sweep, options)
+        _dry_run(runs, results, spec, options)
         return 0
     if options.fresh:
-        _start_over(runs, results, asked=not options.yes)
-    left = sweep.left(results.lines())
+        _start_over(runs, results, ask=not options.yes)
+    recorded = results.lines()
+    left = [run for run in runs if run.key not in recorded]
+    names = [] if "all" in options.names else dict.fromkeys(options.names)
+    folder = [] if options.results == Path("results") else ["--results", str(options.results)]
+    report = shlex.join(["neuvar", "report", *names, "--scale", options.scale, *folder])
     if not left:
-        print(f"all {len(runs)} runs are finished; {_next(options)}")
+        print(f"all {len(runs)} runs are finished; see them with: {report}")
         return 0
-    check_data(left, options.data)
-    code = carry_through(sweep, quiet=options.quiet)
+    _get_data(left, options.data)
+    resume = [*(word for word in options.words if word not in NOT_REPEATED), "--resume"]
+    code = run_watched(runs, results, spec, resume=resume, quiet=options.quiet)
     if not code:
-        print(_next(options))
+        print(f"see them with: {report}")
     return code
 
 
-def chosen(options: argparse.Namespace) -> list[Run]:
-    """The runs that the options mean, carried out as they say."""
-    runs = runs_of(experiments(options.names), options.scale, options.trials)
-    how = {
-        "precision": options.precision,
-        "channels_last": options.channels_last,
-        "compile": options.compile,
-    }
-    said = {name: value for name, value in how.items() if value}
-    return [replace(run, **said) for run in only(runs, options.only)]
+def run_watched(
+    runs: Sequence[Run], results: Results, spec: SweepSpec, *, resume: Sequence[str], quiet: bool
+) -> int:
+    """Run runs with progress; 0, 1 if some failed, 130 after Ctrl-C or 143 after SIGTERM.
+
+    Args:
+        runs: the runs.
+        results: the results file.
+        spec: how they are run.
+        resume: the command that resumes them, after ``neuvar``.
+        quiet: whether to print only the summary.
+    """
+    start, recorded, names = time.monotonic(), results.lines(), labels(runs)
+    waiting = {run.key: run for run in runs if run.key not in recorded}
+    workers = len(worker_devices(spec, len(runs)))
+    forecast = Forecast(RunTimes(recorded, spec.device), waiting, workers)
+    progress = SweepProgress(forecast, names, total=len(runs), quiet=quiet)
+    try:
+        with _terminable(), progress:
+            summary = sweep(runs, results, spec, watch=progress)
+    except KeyboardInterrupt as stop:
+        done, command = len({r.key for r in runs} & results.lines().keys()), ["neuvar", *resume]
+        print(
+            f"stopped; {done} of {len(runs)} runs {'is' if done == 1 else 'are'} finished. "
+            f"Resume with: {shlex.join(command)}",
+            file=sys.stderr,
+        )
+        return 143 if isinstance(stop, Terminated) else 130
+    print(*_summary_lines(summary, names, time.monotonic() - start), sep="\n", flush=True)
+    return 1 if summary.failed else 0
 
 
-def _next(options: argparse.Namespace) -> str:
-    """How to see what came of it."""
-    names = "" if "all" in options.names else " ".join(["", *dict.fromkeys(options.names)])
-    place = "" if options.results == Path("results") else f" --results {options.results}"
-    return f"see them with: neuvar report{names} --scale {options.scale}{place}"
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
 
 
-def _start_over(runs: Sequence[Run], results: Results, *, asked: bool) -> None:
-    """Remove what there is of the runs, after saying how much and, if ``asked``, after a yes."""
-    said = _leftovers(runs, results)
-    if not said:
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise Terminated at SIGTERM."""
+
+    def stop(*_: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
         return
-    if asked:
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _summary_lines(summary: Summary, names: Mapping[str, str], seconds: float) -> list[str]:
+    """Counts, then each run that diverged or failed, with the reason."""
+    counts = {
+        "finished": len(summary.finished),
+        "finished before": len(summary.skipped),
+        "diverged": len(summary.diverged),
+        "failed": len(summary.failed),
+    }
+    words = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    lines = [f"{words or 'nothing to do'}, in {duration(seconds)}"]
+    lines += [f"  diverged: {names[key]}: {why}" for key, why in summary.diverged.items()]
+    return lines + [f"  failed: {names[key]}: {why}" for key, why in summary.failed.items()]
+
+
+def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
+    """Download missing data sets before runs start, so that no worker waits for a download."""
+    from neuvar.data import cache, loading  # imports torch
+
+    for name, count in _data_sets(runs).items():
+        try:
+            obtained = loading.obtain(ENTRIES[name], folder=folder)
+            if obtained.is_new:
+                cache.store(ENTRIES[name], obtained.arrays)
+        except DataError as error:
+            need = "run needs" if count == 1 else "runs need"
+            raise DataError(
+                f"{count} {need} {name}, try neuvar data get {name}: {error}"
+            ) from error
+
+
+def _data_sets(runs: Sequence[Run]) -> dict[str, int]:
+    """Data sets that do not come with the package, and how many runs need each."""
+    counts = Counter(run.data.removesuffix("-coarse") for run in runs)
+    return {name: count for name, count in counts.items() if name in ENTRIES}
+
+
+def _start_over(runs: Sequence[Run], results: Results, *, ask: bool) -> None:
+    """Remove the results and checkpoints of runs."""
+    existing = _existing(runs, results)
+    if not existing:
+        return
+    if ask:
         if not sys.stdin.isatty():
-            raise ValueError(f"--fresh would remove {said}; say --yes if that is meant")
-        if input(f"remove {said}? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise ValueError("nothing was removed; without --fresh the runs go on where they were")
+            raise ValueError(f"--fresh would remove {existing}; add --yes to remove them")
+        if input(f"remove {existing}? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise ValueError("nothing was removed; without --fresh the runs resume")
     results.remove(run.key for run in runs)
-    print(f"removed {said}", flush=True)
+    print(f"removed {existing}", flush=True)
 
 
-def _leftovers(runs: Sequence[Run], results: Results) -> str:
-    """How many results and checkpoints there are of runs; empty if there are none."""
+def _existing(runs: Sequence[Run], results: Results) -> str:
+    """How many results and checkpoints of runs exist; empty if none."""
     keys = {run.key for run in runs}
-    count = len(keys & results.lines().keys())
-    saved = sum((results.checkpoints / f"{key}.pt").exists() for key in keys)
-    words = [f"{count} result{'s' * (count != 1)}"] if count else []
-    words += [f"{saved} checkpoint{'s' * (saved != 1)}"] if saved else []
-    return " and ".join(words)
+    counts = {
+        "result": len(keys & results.lines().keys()),
+        "checkpoint": sum((results.checkpoints / f"{key}.pt").exists() for key in keys),
+    }
+    return " and ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in counts.items() if n)
 
 
-def _tell(sweep: Sweep, options: argparse.Namespace) -> None:
-    """Say what would be done."""
-    lines = sweep.results.lines()
+def _dry_run(
+    runs: Sequence[Run], results: Results, spec: SweepSpec, options: argparse.Namespace
+) -> None:
+    """Print what would be run."""
+    recorded = results.lines()
     if options.fresh:
-        print(f"--fresh would remove {_leftovers(sweep.runs, sweep.results) or 'nothing'}")
-    left = list(sweep.runs) if options.fresh else sweep.left(lines)
-    finished = len(sweep.runs) - len(left)
-    print(
-        f"{len(sweep.runs)} runs at scale {options.scale}, {finished} finished, {len(left)} to do"
-    )
-    called, experience = labels(sweep.runs), Experience(lines, sweep.device)
-    for run in left:
-        seconds = experience.expected(run)
-        expected = f"  ({about(seconds)})" if seconds is not None else ""
-        print(f"  {called[run.key]}{expected}")
-    for name, (entry, _) in entries_of(left).items():
-        if not places_of(entry, options.data):
-            print(f"{name} is not on this machine; it would be had as by neuvar data get {name}")
-    if left:
-        print(_outlook(left, experience, sweep.lanes()))
-
-
-def _outlook(left: Sequence[Run], experience: Experience, lanes: int) -> str:
-    seconds, unknown = estimate(left, experience, lanes)
-    if seconds is None:
-        return "how long they take is not known: no run like them has finished yet"
-    words = f"{about(seconds)}, {lanes} at a time, by what runs like them have taken"
-    return f"{words}; {unknown} are like none that has finished" if unknown else words
+        print(f"--fresh would remove {_existing(runs, results) or 'nothing'}")
+    left = [run for run in runs if options.fresh or run.key not in recorded]
+    done = len(runs) - len(left)
+    print(f"{len(runs)} runs at scale {options.scale}, {done} finished, {len(left)} to do")
+    names, times = labels(runs), RunTimes(recorded, spec.device)
+    expected = {run.key: times.expected(run) for run in left}
+    for key, seconds in expected.items():
+        print(f"  {names[key]}" + (f"  ({duration(seconds, about=True)})" if seconds else ""))
+    for name in _data_sets(left):
+        if not places_of(ENTRIES[name], options.data):
+            print(f"{name} is not on this machine; neuvar data get {name} would download it")
+    workers = len(worker_devices(spec, len(runs)))
+    remaining = Forecast(times, {run.key: run for run in left}, workers).remaining(0)
+    if remaining is None:
+        print("the time is unknown: no similar run has finished yet")
+    elif left:
+        text = f"{duration(remaining, about=True)}, {workers} at a time, predicted by similar runs"
+        unknown = sum(seconds is None for seconds in expected.values())
+        print(f"{text}; {unknown} have no similar run" if unknown else text)

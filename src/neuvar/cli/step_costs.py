@@ -1,4 +1,4 @@
-"""What a training step costs: NVRM, SAM and the plain optimizer, timed in turns."""
+"""Time of a training step with NVRM, SAM and the plain optimizer, measured side by side."""
 
 from __future__ import annotations
 
@@ -19,30 +19,24 @@ from neuvar.models import build
 from neuvar.optim import NVRM
 
 CLASSES = 10
-B = 1e-3
-"""Scale of the noise; the cost does not depend on it."""
-
-WARM_UP = 3
-"""Steps before the first that is timed."""
-
-TIMED = 2
-"""Steps that are timed together."""
-
-AGAIN = "plain, again"
-"""A second plain copy: how far it is from 1 is what this measurement cannot tell apart."""
+B = 1e-3  # the time does not depend on it
+WARM_UP_STEPS = 3
+TIMED_STEPS = 2
+PLAIN_AGAIN = "plain, again"
+"""A second copy of the plain optimizer: its distance from 1 is the error of the measurement."""
 
 Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A step of one method: its ratio to the plain optimizer, and its time.
+    """Time of a step of one method.
 
     Attributes:
-        ratio: median over the rounds.
-        low: lower quartile.
-        high: upper quartile.
-        milliseconds: median of the time itself.
+        ratio: median over the rounds of the ratio to the plain optimizer.
+        low: lower quartile of the ratio.
+        high: upper quartile of the ratio.
+        milliseconds: median time.
     """
 
     ratio: float
@@ -52,10 +46,10 @@ class Cost:
 
 
 def costs(network: str, *, batch: int, rounds: int, device: str) -> dict[str, Cost]:
-    """Time every method on one network, in turns."""
+    """Time every method on one network."""
     steps = {name: make(network, batch, device) for name, make in METHODS.items()}
     for step in steps.values():
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_STEPS):
             step()
     taken: list[dict[str, float]] = []
     order, rng = list(steps), random.Random(0)  # noqa: S311, no secret
@@ -66,18 +60,18 @@ def costs(network: str, *, batch: int, rounds: int, device: str) -> dict[str, Co
 
 
 def _seconds(step: Step, device: str) -> float:
-    """Time of a step; the one before it brings the method's own weights back into the caches."""
+    """Time of a step, after an untimed one that loads the method's weights into the caches."""
     step()
     _wait(device)
     begin = time.perf_counter()
-    for _ in range(TIMED):
+    for _ in range(TIMED_STEPS):
         step()
     _wait(device)
-    return (time.perf_counter() - begin) / TIMED
+    return (time.perf_counter() - begin) / TIMED_STEPS
 
 
 def _wait(device: str) -> None:
-    """An accelerator works on while Python goes ahead."""
+    """Wait for the accelerator, which runs asynchronously."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     elif device == "mps":
@@ -92,7 +86,7 @@ def _cost(taken: list[float], plain: list[float]) -> Cost:
 
 
 def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimizer, Step]:
-    """A network, its plain optimizer and what computes a gradient; the same for every method."""
+    """A network, its plain optimizer and a function that computes a gradient."""
     shape = (1, 28, 28) if network == "mlp" else (3, 32, 32)
     model = build(network, classes=CLASSES, seed=0, shape=shape).to(device)
     generator = torch.Generator().manual_seed(1)
@@ -122,7 +116,7 @@ def _ordinary(network: str, batch: int, device: str, *, noisy: bool) -> Step:
 
 
 def _naive(network: str, batch: int, device: str) -> Step:
-    """The paper's update as one would write it down: subtract ε, step, draw and add a new one."""
+    """The paper's update written naively: subtract ε, step, draw and add a new one."""
     model, inner, gradient = _prepared(network, batch, device)
     generator = torch.Generator(device).manual_seed(2)
     params = list(model.parameters())
@@ -145,7 +139,7 @@ def _naive(network: str, batch: int, device: str) -> Step:
 
 
 def _sam(network: str, batch: int, device: str) -> Step:
-    """SAM: a second gradient, at weights that the first one leads to."""
+    """A step of SAM, with its second gradient."""
     _, inner, gradient = _prepared(network, batch, device)
     optimizer = SAM(inner, rho=0.05)
 
@@ -160,7 +154,7 @@ def _sam(network: str, batch: int, device: str) -> Step:
 
 METHODS: dict[str, Callable[[str, int, str], Step]] = {
     "plain": partial(_ordinary, noisy=False),
-    AGAIN: partial(_ordinary, noisy=False),
+    PLAIN_AGAIN: partial(_ordinary, noisy=False),
     "NVRM": partial(_ordinary, noisy=True),
     "NVRM, naive": _naive,
     "SAM": _sam,

@@ -72,7 +72,7 @@ def sweep(
         elif missing:
             # Threads change the rounding of sums. Their number must not depend on how many runs an
             # earlier sweep has recorded, so all runs count here.
-            devices = _devices(spec.device, spec.workers, len(unique))
+            devices = worker_devices(spec, len(unique))
             data = None if spec.data is None else str(Path(spec.data).absolute())
             local = replace(spec, threads=max(1, cores() // len(devices)), data=data)
             LocalPool(local, results, devices, tally).run(missing)
@@ -109,13 +109,13 @@ def _tensorboard_folder(folder: str | Path | None) -> Path | None:
     return folder
 
 
-def _devices(device: str, workers: int, runs: int) -> list[str]:
-    """The device of each process."""
-    count, names = cores(), [device]
-    if device != "cpu":
+def worker_devices(spec: SweepSpec, runs: int) -> list[str]:
+    """The device of each worker process for a number of runs."""
+    count, names = cores(), [spec.device]
+    if spec.device != "cpu":
         import torch
 
-        count = torch.cuda.device_count() if device == "cuda" else 1
-        names = [f"cuda:{number}" for number in range(count)] if device == "cuda" else names
-    workers = min(workers or count, max(1, runs))
+        count = torch.cuda.device_count() if spec.device == "cuda" else 1
+        names = [f"cuda:{n}" for n in range(count)] if spec.device == "cuda" and count else names
+    workers = max(1, min(spec.workers or count, runs))
     return [names[number % len(names)] for number in range(workers)]

@@ -39,7 +39,7 @@ class Experiment:
         name: its name on the command line; a file's experiment is named after the file.
         number: its number in the paper, or "".
         source: where the claim comes from, or "".
-        file: the user's file that defines it, or "".
+        file: the user's file that defines it, or None.
     """
 
     title: str
@@ -52,12 +52,12 @@ class Experiment:
     name: str = ""
     number: str = ""
     source: str = ""
-    file: str = ""
+    file: ExperimentFile | None = None
 
     @property
     def argument(self) -> str:
         """What the command line calls it: its file, or its name."""
-        return self.file or self.name
+        return self.file.path if self.file else self.name
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ExperimentFile:
         experiment = getattr(module, "EXPERIMENT", None)
         if not isinstance(experiment, Experiment):
             raise ValueError(f"{self.path} must define EXPERIMENT = Experiment(...)")
-        return replace(experiment, name=path.stem, file=self.path)
+        return replace(experiment, name=path.stem, file=self)
 
     def _execute(self, name: str, path: Path) -> ModuleType:
         module = ModuleType(name)
