@@ -187,7 +187,9 @@ def from_dict(record: dict[str, Any]) -> Run:
     True
     """
     kind = KINDS[_validate.one_of("kind", record.get("kind"), KINDS)]
-    values = {k: tuple(v) if type(v) is list else v for k, v in record.items() if k != "kind"}
+    values: dict[str, Any] = {
+        k: tuple(v) if type(v) is list else v for k, v in record.items() if k != "kind"
+    }
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
         raise ValueError(f"a run has no {unknown[0]!r}")
     if "data" not in values:
