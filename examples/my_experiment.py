@@ -1,57 +1,57 @@
 """An experiment of your own: does weight noise help a narrow network with wrong labels?
 
-    neuvar run examples/my_experiment.py --scale smoke       (Ctrl-C stops it, the same resumes)
-    neuvar report examples/my_experiment.py --scale smoke    (writes out/report/index.html)
+Run it with ``neuvar run examples/my_experiment.py --scale smoke`` (Ctrl-C stops it, the same
+command resumes), then ``neuvar report examples/my_experiment.py --scale smoke`` writes the page.
 """
 
-from torch import nn
+import math
 
-from neuvar.experiments import Experiment, Panel, Table, Training
-from neuvar.experiments import cell, compare, curve, group, judge, matching
+from neuvar import experiments as ex
 from neuvar.models import NETWORKS, mlp
 
 
 # 1. A network of your own. Every worker process imports this file, so it is known there too.
-def narrow(shape: tuple[int, ...], *, classes: int, seed: int, width: int) -> nn.Module:
-    return mlp((shape[-2] * shape[-1], width, classes), seed=seed)
+def narrow(*, classes, seed, width=64, shape=(1, 28, 28)):
+    return mlp((math.prod(shape), width, classes), seed=seed)
 
 
-NETWORKS["narrow"] = (narrow, 64, (1, 28, 28))  # builder, default width, shape of one input
+NETWORKS["narrow"] = narrow
 
 METHODS = {"SGD": 0.0, "NVRM-SGD": 0.05}  # name: scale b of the weight noise
 EPOCHS = {"smoke": 3, "cpu": 20, "paper": 100}
 
 
-# 2. The runs: every method with every seed. Finished runs are not run again.
+# 2. The runs of a scale: every method with every seed. Finished runs are not run again.
 def runs(scale, trials):
+    labels = {"label_noise": "symmetric", "noise_rate": 0.4}
     return [
-        Training(
-            data="mnist-excerpt", model="narrow", epochs=EPOCHS[scale], seed=seed, label_seed=seed,
-            optimizer="nvrm-sgd" if b else "sgd", b=b, label_noise="symmetric", noise_rate=0.4,
+        ex.Training(
+            data="mnist-excerpt", model="narrow", epochs=EPOCHS[scale], **labels, label_seed=seed,
+            optimizer="nvrm-sgd" if b else "sgd", b=b, seed=seed,
         )
         for seed in range(trials or 3)
         for b in METHODS.values()
     ]  # fmt: skip
 
 
-# 3. The figure and the table, made from the results of the runs.
+# 3. The figure and the table, made from the results.
 def panels(results):
-    lines = [curve(group(results, b=b), "test_accuracy", m, "other") for m, b in METHODS.items()]
-    return [Panel("40 % wrong labels", "epoch", "test accuracy", tuple(lines))]
+    lines = [ex.curve(ex.group(results, b=b), "test_accuracy", m) for m, b in METHODS.items()]
+    return [ex.Panel("40 % wrong labels", "epoch", "test accuracy", tuple(lines))]
 
 
 def table(results):
-    rows = [(m, cell(group(results, b=b), "test_accuracy")) for m, b in METHODS.items()]
-    return Table(("method", "test accuracy"), tuple(rows))
+    rows = [(m, ex.cell(ex.group(results, b=b), "test_accuracy")) for m, b in METHODS.items()]
+    return ex.Table(("method", "test accuracy"), tuple(rows))
 
 
-# 4. The verdict: is the claim true, false or undecided?
+# 4. The verdict: do the results support the claim?
 def check(results):
-    better, worse = matching(results, b=0.05), matching(results, b=0.0)
-    return judge("Gain of NVRM.", [compare("test accuracy", better, worse, "test_accuracy")])
+    nvrm, sgd = ex.matching(results, b=0.05), ex.matching(results, b=0.0)
+    return ex.judge("NVRM-SGD − SGD.", [ex.compare("test accuracy", nvrm, sgd, "test_accuracy")])
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = ex.Experiment(
     title="A narrow network and wrong labels",
     sentence="With 40 % wrong labels, NVRM-SGD has a higher test accuracy than SGD.",
     runs=runs, panels=panels, table=table, check=check,

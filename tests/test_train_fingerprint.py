@@ -383,7 +383,7 @@ class TestData:
         plain = {"seed": 0, "normalize": normalization(TRAIN.images), "augment": Augmentation()}
         first = Batches(TRAIN, 100, **plain).fingerprint()
         assert Batches(TRAIN, 100, **plain).fingerprint() == first
-        assert ChannelsLast(Batches(TRAIN, 100, **plain)).fingerprint() == first
+        assert ChannelsLast(TRAIN, 100, **plain).fingerprint() == first
         labels, images = TRAIN.labels.clone(), TRAIN.images.clone()
         labels[4321] += 1
         images[-1] = 0

@@ -27,35 +27,32 @@ def duration(seconds: float, *, about: bool = False) -> str:
     >>> duration(43.3, about=True), duration(0.2, about=True)
     ('about 43 s', 'less than 1 s')
     """
-    rounded = round(seconds)
+    rounded, minutes = round(seconds), round(round(seconds) / 60)
     if rounded < 1:
         return "less than 1 s"
-    prefix, minutes = "about " if about else "", round(rounded / 60)
     if rounded < 100:
-        return f"{prefix}{rounded} s"
-    if minutes < 60:
-        return f"{prefix}{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{prefix}{hours} h {minutes} min"
-    days, hours = divmod(round(hours + minutes / 60), 24)
-    return f"{prefix}{days} d {hours} h"
+        text = f"{rounded} s"
+    elif minutes < 60:
+        text = f"{minutes} min"
+    elif minutes < 24 * 60:
+        text = f"{minutes // 60} h {minutes % 60} min"
+    else:
+        days, hours = divmod(round(minutes / 60), 24)
+        text = f"{days} d {hours} h"
+    return f"about {text}" if about else text
 
 
 class RunTimes:
-    """Seconds that recorded runs took, to predict those of similar runs.
+    """Seconds that recorded runs took on the same kind of device, to predict similar runs.
 
     Runs are similar if they differ only in fields that cost no time, or else only in their method.
-
-    Args:
-        lines: recorded lines by key; those of another kind of device are ignored.
-        device: where the predicted runs will run.
     """
 
     def __init__(self, lines: Mapping[str, Mapping[str, Any]], device: str) -> None:
         self._seconds: dict[tuple[Any, ...], list[float]] = {}
+        kind = device.partition(":")[0]
         for line in lines.values():
-            same_kind = _device_kind(str(line.get("device"))) == _device_kind(device)
+            same_kind = str(line.get("device")).partition(" ")[0].partition(":")[0] == kind
             if same_kind and line["status"] == "finished" and "seconds" in line:
                 with suppress(ValueError, TypeError):  # another version's run has other fields
                     self.add(from_dict(line["run"]), float(line["seconds"]))
@@ -67,35 +64,20 @@ class RunTimes:
 
     def expected(self, run: Run) -> float | None:
         """Expected seconds of a run; None if no similar run is known."""
-        for group in _similar_runs(run):
-            if group in self._seconds:
-                return statistics.fmean(self._seconds[group])
-        return None
+        known = (self._seconds[group] for group in _similar_runs(run) if group in self._seconds)
+        seconds = next(known, None)
+        return None if seconds is None else statistics.fmean(seconds)
 
 
-def _device_kind(device: str) -> str:
-    return device.partition(" ")[0].partition(":")[0]
-
-
-def _similar_runs(run: Run) -> tuple[tuple[Any, ...], ...]:
+def _similar_runs(run: Run) -> list[tuple[Any, ...]]:
     """What identifies runs similar to this one: with the same method, then with any."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in as_dict(run).items()}
-    return tuple(
-        (len(ignored), *(pair for pair in sorted(values.items()) if pair[0] not in ignored))
-        for ignored in (NO_COST, NO_COST | LITTLE_COST)
-    )
+    values = sorted((k, str(v)) for k, v in as_dict(run).items() if k not in NO_COST)
+    return [tuple(values), tuple(pair for pair in values if pair[0] not in LITTLE_COST)]
 
 
 @dataclass
 class ActiveRun:
-    """A run that is running.
-
-    Attributes:
-        run: the run.
-        start: when it started.
-        resumed_at: its first reported fraction: what an earlier sweep had done.
-        fraction: its last reported fraction.
-    """
+    """A run that is running; ``resumed_at`` is the fraction that an earlier sweep had done."""
 
     run: Run
     start: float
@@ -105,14 +87,7 @@ class ActiveRun:
 
 @dataclass
 class Forecast:
-    """When the runs of a sweep will be finished.
-
-    Attributes:
-        times: what similar runs took.
-        waiting: runs that have not started, by key.
-        workers: number of runs at a time.
-        active: runs that are running, by key.
-    """
+    """When the runs of a sweep will be finished; ``workers`` is the number of runs at a time."""
 
     times: RunTimes
     waiting: dict[str, Run]

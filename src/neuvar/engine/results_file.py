@@ -54,14 +54,9 @@ class Results:
         return self.path.parent / ".checkpoints"
 
     def add(self, line: Line) -> bool:
-        """Append a line unless its run is recorded already; NaN and infinity become null.
+        """Append a line unless its run is recorded already; returns whether it was added.
 
-        Returns:
-            Whether it was added.
-
-        Raises:
-            ValueError: if a required field is missing, or the line cannot be written as JSON.
-            OSError: if it could not be written in full; the file is then as it was before.
+        NaN and infinity become null. If writing fails, the file is unchanged.
         """
         if not _is_result(line):
             required = ", ".join(f"{name} ({kind.__name__})" for name, kind in REQUIRED.items())
@@ -97,13 +92,9 @@ class Results:
         return _parse(self._read_shared())[0].get(key)
 
     def remove(self, keys: Iterable[str]) -> int:
-        """Remove the results and checkpoints of some runs, so that they start again.
+        """Remove the results and checkpoints of some runs; returns how many lines were removed.
 
-        The file is replaced atomically; all other lines stay as they are. The checkpoint of a run
-        that a process is running stays.
-
-        Returns:
-            How many lines were removed.
+        The other lines are unchanged. The checkpoint of a run that is being run stays.
         """
         removed = set(keys)
         self.remove_checkpoints(removed)
@@ -111,7 +102,7 @@ class Results:
             return 0
         with _locked(self.path) as file:
             old = [text for text in _read(file).split(b"\n") if text]
-            new = [text for text in old if (_result(text) or {}).get("key") not in removed]
+            new = [text for text in old if not _parse(text)[0].keys() & removed]
             if len(new) < len(old):
                 with replacing(self.path.resolve()) as replacement:
                     replacement.write(b"".join(text + b"\n" for text in new))
@@ -167,11 +158,10 @@ class Results:
 
 
 def lock(path: Path, *, wait: bool = True) -> int | None:
-    """Lock a file, and make it and its folder if needed. The kernel unlocks it when a process dies.
+    """Lock a file, which is made if needed, until the returned descriptor is closed.
 
-    Returns:
-        A file descriptor; closing it unlocks the file. None if ``wait`` is false and another
-        process has the lock.
+    The kernel releases the lock of a process that dies. Returns None if ``wait`` is false and
+    another process has the lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,17 +243,12 @@ def _parse(data: bytes) -> tuple[dict[str, Line], list[int]]:
     lines: dict[str, Line] = {}
     skipped = []
     for number, text in enumerate(data.split(b"\n"), start=1):
-        line = _result(text)
-        if line is not None:
+        line = _json(text)
+        if _is_result(line):
             lines.setdefault(line["key"], line)
         elif text.strip():
             skipped.append(number)
     return lines, skipped
-
-
-def _result(text: bytes) -> Line | None:
-    line = _json(text)
-    return line if _is_result(line) else None
 
 
 def _json(text: bytes) -> Any:

@@ -17,10 +17,6 @@ Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
-def _no_panels(results: Sequence[Result]) -> list[Panel]:
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A claim, the runs that test it, and how their results are shown and judged.
@@ -47,7 +43,7 @@ class Experiment:
     runs: Callable[[Scale, int], list[Run]]
     table: Callable[[Sequence[Result]], Table]
     check: Callable[[Sequence[Result]], Verdict]
-    panels: Callable[[Sequence[Result]], list[Panel]] = _no_panels
+    panels: Callable[[Sequence[Result]], list[Panel]] = lambda results: []
     settings: Callable[[Scale], str] = "Scale {}.".format
     name: str = ""
     number: str = ""
@@ -82,10 +78,7 @@ class ExperimentFile:
             raise ValueError(f"could not read the experiment file {path}: {why}") from None
 
     def load(self) -> Experiment:
-        """Execute the file, with whatever it registers, and return its experiment.
-
-        Executes once per process, unless the text has changed.
-        """
+        """Execute the file, once per process and text, and return its experiment."""
         path = Path(self.path).absolute()
         name = f"neuvar_experiment_{path.stem}"
         module = sys.modules.get(name)

@@ -122,10 +122,10 @@ class RunContext:
             model.compile()
         return model
 
-    def batches(self, split: Split, run: RunSpec, size: int, **options: Any) -> Any:
+    def batches(self, split: Split, run: RunSpec, size: int, **options: Any) -> Batches:
         """Batches on the device, in the memory format of the run."""
-        batches = Batches(split, size, device=self.device, **options)
-        return ChannelsLast(batches) if run.channels_last else batches
+        kind = ChannelsLast if run.channels_last else Batches
+        return kind(split, size, device=self.device, **options)
 
     def optimizer(self, run: RunSpec, model: nn.Module, *, seed: int) -> torch.optim.Optimizer:
         """The optimizer of the run."""
@@ -147,14 +147,13 @@ class RunContext:
         """What is recorded of a run; numbers that are not finite become None."""
         rounded = {name: [_round(x) for x in values] for name, values in curves.items()}
         finite = {n: [x for x in v if x is not None] for n, v in rounded.items()}
+        best = {n: (min if n.endswith(LOWER_IS_BETTER) else max)(v) for n, v in finite.items() if v}
         return {
             "status": status,
             "reason": reason,
             "curves": rounded,
             "last": {name: values[-1] for name, values in rounded.items() if values},
-            "best": {
-                n: (min if n.endswith(LOWER_IS_BETTER) else max)(v) for n, v in finite.items() if v
-            },
+            "best": best,
             "seconds": round(self.seconds(), 2),
         } | others
 
@@ -171,26 +170,10 @@ def first_images(split: Split, count: int, name: str) -> Split:
     return Split(split.images[:count], split.labels[:count]) if count else split
 
 
-@dataclass(frozen=True)
-class ChannelsLast:
+class ChannelsLast(Batches):
     """Batches with images in the channels-last memory format."""
 
-    inner: Batches
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return map(_channels_last, self.inner)
-
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """Batches of one epoch; see :class:`neuvar.data.Batches`."""
-        return map(_channels_last, self.inner.epoch(number, start=start))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Fingerprint of the batches, which does not depend on the memory format."""
-        return self.inner.fingerprint()
-
-
-def _channels_last(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return batch[0].contiguous(memory_format=torch.channels_last), *batch[1:]
+        """Batches of one epoch."""
+        batches = super().epoch(number, start=start)
+        return ((x.contiguous(memory_format=torch.channels_last), *y) for x, *y in batches)
