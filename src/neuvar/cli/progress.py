@@ -49,7 +49,7 @@ class SweepProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.forecast, self.total, self.done = forecast, total, total - len(forecast.waiting)
-        self.bars = None if quiet else rich_progress("{task.fields[left]}")
+        self.bars: Any = None if quiet else rich_progress("{task.fields[left]}")
         self._labels, self._quiet, self._clock = labels, quiet, clock
         self._tasks: dict[str, Any] = {}
         if self.bars is not None:
