@@ -26,15 +26,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     return made
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    return (
-        f"40 % of the labels are moved to the next class. {recipe(scale)}PSGD adds noise of scale "
-        "learning rate times b after each step and never removes it. Where a method has several "
-        "b, the one with the best held-out accuracy is compared."
-    )
-
-
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy and memorized wrong labels against b."""
     every = [b for b in query.values(results, "b") if b]
@@ -87,7 +78,11 @@ EXPERIMENT = Experiment(
     sentence="NVRM can still outperform PSGD significantly for learning with noisy labels.",
     source="section 4, experiment 5",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"40 % of the labels are moved to the next class. {recipe(scale)}PSGD adds noise of scale "
+        "learning rate times b after each step and never removes it. Where a method has several "
+        "b, the one with the best held-out accuracy is compared."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -32,18 +32,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     ]
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    return (
-        f"As experiment 4a, with EWC: {SIZE_TEXTS[scale]}. The penalty is ½λ Σ F (θ − θ*)² for "
-        f"each task, with the diagonal Fisher information of {FISHER_IMAGES[scale]:,} images of "
-        "the task at clean weights. Exact: per-sample gradients, squared, then averaged over the "
-        "network's own labels. Squared batch mean: the square of each batch's mean gradient, which "
-        "was common at the time and is much weaker. The paper does not say which one it uses, or "
-        "for how many images."
-    )
-
-
 def groups(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
     """Fisher information, strength, and the results with both."""
     return [
@@ -115,7 +103,14 @@ EXPERIMENT = Experiment(
     sentence="NVRM enhances EWC effectively.",
     source="section 4, experiment 4, figure of EWC",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"As experiment 4a, with EWC: {SIZE_TEXTS[scale]}. The penalty is ½λ Σ F (θ − θ*)² for "
+        f"each task, with the diagonal Fisher information of {FISHER_IMAGES[scale]:,} images of "
+        "the task at clean weights. Exact: per-sample gradients, squared, then averaged over the "
+        "network's own labels. Squared batch mean: the square of each batch's mean gradient, which "
+        "was common at the time and is much weaker. The paper does not say which one it uses, or "
+        "for how many images."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -87,56 +88,37 @@ def smoke_run(b: float, seed: int, **others: Any) -> Training:
     return flipped_run("smoke", b, seed, **(what | others))
 
 
-def runs_of(kind: str) -> Callable[[Scale, int], list[Run]]:
-    """The runs for a kind of wrong labels."""
-
-    def runs(scale: Scale, trials: int = 0) -> list[Run]:
-        seeds = range(trials or TRIALS[scale])
-        rates = RATES[kind]
-        if scale == "smoke":
-            return [
-                smoke_run(b, s, label_noise=kind, noise_rate=0.4)
-                for s in seeds
-                for b in (0.0, PAPER_B)
-            ]
-        if scale == "paper":
-            return [
-                flipped_run(scale, b, s, label_noise=kind, noise_rate=rate, data=data)
-                for s in seeds
-                for data in ("cifar10", "cifar100")
-                for rate in rates
-                for b in (0.0, PAPER_B)
-            ]
-        images: list[Run] = [cifar_run(b, s) for s in seeds for b in (0.0, *CIFAR_GRID)]
-        digits: list[Run] = [
-            mnist_run(b, s, label_noise=kind, noise_rate=rate)
-            for s in seeds
-            for rate in rates
-            for b in ((0.0, *MNIST_GRID) if rate == rates[0] else (0.0, PAPER_B))
+def runs(kind: str, scale: Scale, trials: int = 0) -> list[Run]:
+    """SGD and NVRM-SGD for each rate of wrong labels, and for a grid of b at the first rate."""
+    seeds, rates = range(trials or TRIALS[scale]), RATES[kind]
+    both = (0.0, PAPER_B)
+    if scale == "smoke":
+        return [smoke_run(b, s, label_noise=kind, noise_rate=0.4) for s in seeds for b in both]
+    if scale == "paper":
+        return [
+            flipped_run(scale, b, s, label_noise=kind, noise_rate=rate, data=data)
+            for s, data, rate, b in product(seeds, ("cifar10", "cifar100"), rates, both)
         ]
-        return [*images, *digits] if kind == "pair" else digits
+    images: list[Run] = [cifar_run(b, s) for s in seeds for b in (0.0, *CIFAR_GRID)]
+    digits: list[Run] = [
+        mnist_run(b, s, label_noise=kind, noise_rate=rate)
+        for s, rate in product(seeds, rates)
+        for b in ((0.0, *MNIST_GRID) if rate == rates[0] else both)
+    ]
+    return [*images, *digits] if kind == "pair" else digits
 
-    return runs
 
-
-def settings_of(kind: str) -> Callable[[Scale], str]:
-    """Describe what is run for a kind of wrong labels."""
-    of_cpu = {
-        "pair": f"{CIFAR_SETTINGS}{MNIST_SETTINGS}",
-        "symmetric": f"MNIST instead of CIFAR. {MNIST_SETTINGS}",
-    }
-
-    def settings(scale: Scale) -> str:
-        if scale == "smoke":
-            return (
-                f"5,400 images of the MNIST excerpt, 40 % wrong labels: {FLIPS[kind]}. "
-                "784-256-256-10, SGD with momentum 0.9, learning rate 0.1, divided by ten every "
-                "10 of 30 epochs, batch size 128."
-            )
-        text = of_cpu[kind] if scale == "cpu" else recipe(scale)
-        return f"Wrong labels: {FLIPS[kind]}. {text}"
-
-    return settings
+def settings(kind: str, scale: Scale) -> str:
+    """Describe what is run."""
+    if scale == "smoke":
+        return (
+            f"5,400 images of the MNIST excerpt, 40 % wrong labels: {FLIPS[kind]}. "
+            "784-256-256-10, SGD with momentum 0.9, learning rate 0.1, divided by ten every "
+            "10 of 30 epochs, batch size 128."
+        )
+    data = CIFAR_SETTINGS if kind == "pair" else "MNIST instead of CIFAR. "
+    text = f"{data}{MNIST_SETTINGS}" if scale == "cpu" else recipe(scale)
+    return f"Wrong labels: {FLIPS[kind]}. {text}"
 
 
 def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], float | None]]:
@@ -209,8 +191,8 @@ PAIR = Experiment(
     sentence="SGD seriously overfits noisy labels; meanwhile, NVRM can avoid memorizing noisy "
     "labels effectively.",
     source="section 4, experiment 3",
-    runs=runs_of("pair"),
-    settings=settings_of("pair"),
+    runs=partial(runs, "pair"),
+    settings=partial(settings, "pair"),
     panels=panels,
     table=table,
     check=check,
@@ -221,8 +203,8 @@ SYMMETRIC = Experiment(
     title="Wrong labels, symmetric flips",
     sentence="NVRM can also significantly improve the robustness to symmetric label noise.",
     source="appendix, supplementary results",
-    runs=runs_of("symmetric"),
-    settings=settings_of("symmetric"),
+    runs=partial(runs, "symmetric"),
+    settings=partial(settings, "symmetric"),
     panels=panels,
     table=table,
     check=check,

@@ -44,14 +44,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     return clean_runs(scale, ("vgg", "mobilenet"), trials)
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    return (
-        f"Clean labels. {recipe(scale, ('vgg', 'mobilenet'))}The generalization "
-        "gap is training accuracy minus test accuracy."
-    )
-
-
 def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Each network on each data set, with its results."""
     return [
@@ -128,7 +120,10 @@ EXPERIMENT = Experiment(
     "accuracy.",
     source="section 4, experiment 2",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"Clean labels. {recipe(scale, ('vgg', 'mobilenet'))}The generalization "
+        "gap is training accuracy minus test accuracy."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -30,12 +30,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     ]
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    text = recipe(scale, drops=DROPS, rates=RATES[scale])
-    return f"40 % of the labels are moved to the next class. {text}b = {NOISE[scale]:g}."
-
-
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy and wrong labels memorized by epoch, for each learning rate."""
     return [
@@ -85,7 +79,10 @@ EXPERIMENT = Experiment(
     "with various learning rates can consistently relieve overfitting noisy labels.",
     source="appendix, supplementary results",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        "40 % of the labels are moved to the next class. "
+        f"{recipe(scale, drops=DROPS, rates=RATES[scale])}b = {NOISE[scale]:g}."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -28,15 +28,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     return made
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    return (
-        f"40 % of the labels are moved to the next class. {recipe(scale)}The same b means "
-        "different standard deviations: b for Gaussian, √2·b for Laplace, b/√3 for uniform noise. "
-        "The figure shows both."
-    )
-
-
 def noisy_results(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each family of noise."""
     return {noise: [r for r in query.matching(results, noise=noise) if r.run.b] for noise in ROLES}
@@ -120,7 +111,11 @@ EXPERIMENT = Experiment(
     "Laplace by nearly one point, while NVRM Uniform is more robust to the variability scale.",
     source="section 4, experiment 6",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"40 % of the labels are moved to the next class. {recipe(scale)}The same b means "
+        "different standard deviations: b for Gaussian, √2·b for Laplace, b/√3 for uniform noise. "
+        "The figure shows both."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -24,8 +24,8 @@ SIZE_TEXTS: dict[Scale, str] = {
     "smoke": "6,000 images of the MNIST excerpt, two hidden layers of 512 units, batch size 64",
     "cpu": "20,000 MNIST images per task instead of 60,000, three trials instead of ten, "
     "784-1024-1024-10, batch size 256",
-    "paper": "the paper's 60,000 MNIST images per task, 784-1024-1024-10, batch size 256, "
-    "ten trials",
+    "paper": "60,000 MNIST images per task, 784-1024-1024-10, batch size 256, ten trials, as in "
+    "the paper",
 }
 EPOCHS: dict[Scale, str] = {"smoke": "two epochs", "cpu": "one epoch", "paper": "one epoch"}
 PANELS = {
@@ -64,17 +64,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
         task_run(scale, b, seed, keep_optimizer=False) for seed in seeds for b in (0.0, PAPER_B)
     ]
     return [*kept, *renewed]
-
-
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    sizes = SIZE_TEXTS[scale][0].upper() + SIZE_TEXTS[scale][1:]
-    return (
-        f"Five tasks, each with its own random permutation of the pixels. {sizes}. "
-        f"Adam and NVRM-Adam, learning rate 0.001, weight decay 0.0001, {EPOCHS[scale]} per task, "
-        "channel normalization. One optimizer is kept for all tasks: the paper mentions new "
-        "optimizers for Split MNIST only. The table has both. Accuracies are at clean weights."
-    )
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
@@ -143,7 +132,12 @@ EXPERIMENT = Experiment(
     "Empirical Risk Minimization.",
     source="section 4, experiment 4, and figure “NVRM prevents catastrophic forgetting”",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"Five tasks, each with its own random permutation of the pixels. {SIZE_TEXTS[scale]}. "
+        f"Adam and NVRM-Adam, learning rate 0.001, weight decay 0.0001, {EPOCHS[scale]} per task, "
+        "channel normalization. One optimizer is kept for all tasks: the paper mentions new "
+        "optimizers for Split MNIST only. The table has both. Accuracies are at clean weights."
+    ),
     panels=panels,
     table=table,
     check=check,

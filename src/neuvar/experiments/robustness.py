@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
@@ -13,26 +14,13 @@ from neuvar.experiments.generalization import DATA, clean_runs
 from neuvar.experiments.images import FAMILIES, recipe
 from neuvar.experiments.run_spec import Run
 
+SMALL = " Small networks tolerate more noise than the paper's, so the scales go beyond 0.02."
 SHARPNESS = "sharpness (rise of the loss)"
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """Clean labels; every family of networks."""
     return clean_runs(scale, tuple(FAMILIES), trials)
-
-
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    wider = (
-        " Networks this small tolerate more noise than the paper's, so the scales go beyond 0.02."
-        if scale == "cpu"
-        else ""
-    )
-    return (
-        f"Clean labels. {recipe(scale, tuple(FAMILIES))}After training, Gaussian noise of each "
-        "scale is added to all weights. Accuracy is measured on the test images, the rise of the "
-        f"loss (expected sharpness) on the training images; each is a mean of 6 draws.{wider}"
-    )
 
 
 def under_noise(results: Sequence[Result], metric: str) -> dict[int, tuple[float, ...]]:
@@ -71,27 +59,14 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         ("expected_sharpness", "sharpness (loss rise)", False),
     ):
         for name, every in networks(query.group(results)):
-            lines = tuple(
-                Line(
-                    query.label_of_b("SGD", b),
-                    scales(trials),
-                    tuple(under_noise(trials, metric).values()),
-                    query.role_of_b(b),
-                    b,
-                )
-                for b in query.values(every, "b")
-                for trials in [query.group(every, b=b)]
-            )
-            made.append(
-                Panel(
-                    name,
-                    "scale of weight noise",
-                    y_label,
-                    lines,
-                    percent=percent,
-                    log_y=not percent,
-                )
-            )
+            lines = []
+            for b in query.values(every, "b"):
+                trials = query.group(every, b=b)
+                rows = tuple(under_noise(trials, metric).values())
+                label, role = query.label_of_b("SGD", b), query.role_of_b(b)
+                lines.append(Line(label, scales(trials), rows, role, b))
+            panel = Panel(name, "scale of weight noise", y_label, tuple(lines))
+            made.append(replace(panel, percent=percent, log_y=not percent))
     return made
 
 
@@ -126,10 +101,8 @@ def check(results: Sequence[Result]) -> Verdict:
             noisy, plain = _means(finished, b, "test_accuracy")
             cases.append(Case(f"{words}, test accuracy", gain(noisy, plain), lost))
             noisy, plain = _means(finished, b, "expected_sharpness")
-            rise = Case(
-                f"{words}, {SHARPNESS}", gain(plain, noisy), lost, lower=True, percent=False
-            )
-            cases.append(rise)
+            name_of_rise, gains = f"{words}, {SHARPNESS}", gain(plain, noisy)
+            cases.append(Case(name_of_rise, gains, lost, lower=True, percent=False))
     return judge("Mean over the scales of weight noise, NVRM-SGD against SGD", cases)
 
 
@@ -152,7 +125,12 @@ EXPERIMENT = Experiment(
     "have lower expected minima sharpness.",
     source="section 4, experiment 1",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        f"Clean labels. {recipe(scale, tuple(FAMILIES))}After training, Gaussian noise of each "
+        "scale is added to all weights. Accuracy is measured on the test images, the rise of the "
+        f"loss (expected sharpness) on the training images; each is a mean of 6 draws."
+        f"{SMALL if scale == 'cpu' else ''}"
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -24,18 +24,6 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     ]
 
 
-def settings(scale: Scale) -> str:
-    """Describe what is run."""
-    sizes = SIZE_TEXTS[scale].replace(" per task", "")
-    sizes = sizes.replace("1024-10,", "1024 with five heads of two outputs,")
-    return (
-        "Five tasks of two digits each: 0 and 1, 2 and 3, and so on, with a head for each task; "
-        f"the other heads are frozen. {sizes[0].upper()}{sizes[1:]}, no weight decay, a "
-        f"new optimizer for each task, {EPOCHS[scale]} per task. The task is known at test time: "
-        "this is task-incremental learning, although the paper calls it incremental class learning."
-    )
-
-
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Both accuracies by task."""
     return [
@@ -73,7 +61,13 @@ EXPERIMENT = Experiment(
     "incremental class learning. … The NVRM curves consistently outperform the counterpart curves.",
     source="appendix, supplementary results",
     runs=runs,
-    settings=settings,
+    settings=lambda scale: (
+        "Five tasks of two digits each: 0 and 1, 2 and 3, and so on, with a head of two outputs "
+        "for each task; the other heads are frozen. "
+        f"{SIZE_TEXTS[scale].replace(' per task', '')}, no weight decay, a new optimizer for each "
+        f"task, {EPOCHS[scale]} per task. The task is known at test time: this is "
+        "task-incremental learning, although the paper calls it incremental class learning."
+    ),
     panels=panels,
     table=table,
     check=check,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from neuvar._atomic import write_files
 from neuvar.experiments.experiment import SCALES
-from neuvar.report.gather import Claim, Finding, command
+from neuvar.report.gather import Claim, command
 from neuvar.report.markdown import (
     counts,
     escape,
@@ -20,7 +20,10 @@ from neuvar.report.markdown import (
 from neuvar.report.text import total_time
 
 KNOWN = ("results", "verdict", "settings", "figure")
-_MARKER = re.compile(r"<!-- (begin|end) (.+?) -->")
+_MARKER = re.compile(r"<!-- (?:begin|end) .+? -->")
+_SECTION = re.compile(
+    rf"(<!-- begin ([^<>]+?) -->)(?:(?!{_MARKER.pattern}).)*(<!-- end \2 -->)", re.DOTALL
+)
 
 
 def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | None = None) -> bool:
@@ -49,35 +52,19 @@ def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | N
     path = Path(path)
     old = path.read_bytes().decode()
     text = old.replace("\r\n", "\n")
-    parts, end = [], 0
-    for begin, close, name in _sections(text, path):
-        parts += [text[end:begin], f"\n{_content(name, claims, path, figures)}\n"]
-        end = close
-    new = "".join([*parts, text[end:]])
+    if lone := _MARKER.search(_SECTION.sub("", text)):
+        raise ValueError(f"{path} has a marker without its other half: {lone[0]}")
+
+    def updated(section: re.Match[str]) -> str:
+        return f"{section[1]}\n{_content(section[2], claims, path, figures)}\n{section[3]}"
+
+    new = _SECTION.sub(updated, text)
     if "\r\n" in old:
         new = new.replace("\n", "\r\n")
     if new == old:
         return False
     write_files({path.resolve(): new.encode()})  # a link stays a link
     return True
-
-
-def _sections(text: str, path: Path) -> list[tuple[int, int, str]]:
-    """Begin, end and name of the text between each pair of markers."""
-    sections: list[tuple[int, int, str]] = []
-    opened: re.Match[str] | None = None
-    for marker in _MARKER.finditer(text):
-        kind, name = marker.groups()
-        if (kind == "end") != (opened is not None) or (opened and opened[2] != name):
-            raise ValueError(f"{path} has a marker without its other half: {marker[0]}")
-        if opened is None:
-            opened = marker
-        else:
-            sections.append((opened.end(), marker.start(), name))
-            opened = None
-    if opened is not None:
-        raise ValueError(f"{path} has a marker without its other half: {opened[0]}")
-    return sections
 
 
 def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str | None) -> str:
@@ -100,17 +87,14 @@ def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str
     if what == "verdict":
         return verdict_markdown(finding.verdict)
     if what == "settings":
-        return _settings(finding)
+        text = escape(finding.experiment.settings(scale))
+        time = total_time(result.line for result in finding.results)
+        return (
+            f"\n{text}\n\n```sh\n{finding.command}\n```\n\nTime for all runs in sequence: {time}.\n"
+        )
     if what == "figure":
         if figures is None:
             raise ValueError(f"{path} has a figure marker, but figures is not given")
         file = Path(relpath(Path(figures) / f"{finding.name}.svg", path.resolve().parent))
         return f"\n![{escape(finding.experiment.title)}]({file.as_posix()})\n"
     return f"\n{table_markdown(finding.table)}\n\n{counts(finding)}\n"
-
-
-def _settings(finding: Finding) -> str:
-    """The settings, the command and the time."""
-    text = escape(finding.experiment.settings(finding.scale))
-    time = total_time(result.line for result in finding.results)
-    return f"\n{text}\n\n```sh\n{finding.command}\n```\n\nTime for all runs in sequence: {time}.\n"

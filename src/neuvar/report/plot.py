@@ -47,11 +47,10 @@ MARKERS: dict[Role, str] = {"plain": "o", "nvrm": "s", "other": "^", "third": "D
 B_MARKERS = "<>pPX"
 """Markers of lines with b, and of further lines without b, by shade."""
 
-SETTINGS: dict[str, Any] = {
+_INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+SETTINGS: dict[str, Any] = dict.fromkeys(_INKED, INK) | {
     "axes.axisbelow": True,
-    "axes.edgecolor": INK,
     "axes.grid": True,
-    "axes.labelcolor": INK,
     "axes.labelsize": 8,
     "axes.linewidth": 0.7,
     "axes.spines.right": False,
@@ -66,11 +65,8 @@ SETTINGS: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 4,
-    "text.color": INK,
     "text.parse_math": False,  # a dollar sign in a label is one
-    "xtick.color": INK,
     "xtick.labelsize": 7.5,
-    "ytick.color": INK,
     "ytick.labelsize": 7.5,
 }
 FEW = 16
