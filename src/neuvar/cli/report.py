@@ -84,11 +84,7 @@ def verdicts(claims: Sequence[Claim]) -> list[str]:
 
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:
-        number, name = claim.experiment.number, claim.experiment.name
-        for finding in claim.findings:
-            verdict = finding.verdict
-            words = " ".join(VERDICTS[verdict.outcome])
-            rows.append((number, name, words, finding.scale, finding.n, verdict.because))
-        if not claim.findings:
-            rows.append((number, name, " ".join(VERDICTS[""]), "–", "–", ""))
+        e, because = claim.experiment, [f.verdict.because for f in claim.findings] or [""]
+        for (_, outcome, scale, n, _), why in zip(claim.rows(), because, strict=True):
+            rows.append((e.number, e.name, " ".join(VERDICTS[outcome]), scale, n, why))
     return aligned(rows)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, gain, judge
+from neuvar.experiments.findings import Case, Cell, Panel, Result, Table, Verdict, gain, judge
 from neuvar.experiments.images import FAMILIES, TRIALS, image_run, recipe
 from neuvar.experiments.run_spec import Run
 
 DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-NAMES = {"vgg-16": "VGG-16", "vgg-11": "VGG-11", "mobilenet-v2": "MobileNetV2"}
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": dict.fromkeys(FAMILIES, (0.0, 0.01)),
     "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01)},
@@ -45,13 +45,18 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 
 def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Each network on each data set, with its results."""
+    """Each family of networks on each data set, with its results."""
     return [
-        (f"{NAMES.get(model, model)}, {DATA[data]}", query.matching(trials, model=model))
+        (f"{FAMILIES[family]}, {DATA[data]}", trials)
         for data in query.values(results, "data")
-        for trials in [query.matching(results, data=data)]
-        for model in query.values(query.group(trials), "model")
+        for family in FAMILIES
+        if (trials := [r for r in query.matching(results, data=data) if family in _family(r)])
     ]
+
+
+def _family(result: Result) -> str:
+    """Family of a network; at the smoke scale an MLP stands for VGG."""
+    return "vgg" if result.run.model == "mlp" else result.run.model
 
 
 def gap(result: Result) -> tuple[float, ...]:
@@ -67,14 +72,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         trials = query.group(every)
         tests = query.curves(trials, "test_accuracy", "SGD")
         gaps = tuple(
-            Line(
-                test.label,
-                test.x,
-                tuple(map(gap, query.group(trials, b=test.b))),
-                test.role,
-                test.b,
-            )
-            for test in tests
+            replace(test, trials=tuple(map(gap, query.group(trials, b=test.b)))) for test in tests
         )
         made += [
             Panel(name, "epoch", "generalization gap", gaps, signed=True),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, gain, judge
-from neuvar.experiments.generalization import DATA, clean_runs
+from neuvar.experiments.generalization import clean_runs, networks
 from neuvar.experiments.images import FAMILIES, recipe
 from neuvar.experiments.run_spec import Run
 
@@ -34,21 +34,6 @@ def under_noise(results: Sequence[Result], metric: str) -> dict[int, tuple[float
 def scales(results: Sequence[Result]) -> tuple[float, ...]:
     """The scales of evaluation noise."""
     return tuple(results[0].line["under_noise"]["scales"]) if results else ()
-
-
-def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Each family of networks on each data set, with its results."""
-    return [
-        (f"{FAMILIES[family]}, {DATA[data]}", trials)
-        for data in query.values(results, "data")
-        for family in FAMILIES
-        if (trials := [r for r in query.matching(results, data=data) if family in _family(r)])
-    ]
-
-
-def _family(result: Result) -> str:
-    """Family of a network; at the smoke scale an MLP stands for VGG."""
-    return "vgg" if result.run.model == "mlp" else result.run.model
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:

@@ -106,6 +106,11 @@ class Claim:
     experiment: Experiment
     findings: tuple[Finding, ...]
 
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Anchor, outcome, scale, n and runs of each finding; one row of dashes without any."""
+        rows = [(f.name, str(f.verdict.outcome), str(f.scale), f.n, f.tally) for f in self.findings]
+        return rows or [(f"claim-{self.experiment.name}", "", "–", "–", "–")]
+
 
 def command(experiment: Experiment, scale: Scale, trials: int = 0) -> str:
     """The command that runs an experiment."""

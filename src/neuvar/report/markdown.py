@@ -89,8 +89,7 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
     rows = [["no.", "claim", "verdict", "scale", "n", "runs"], ["---"] * 4 + ["---:", "---"]]
     for claim in claims:
         e = claim.experiment
-        shown = [[f.name, f.verdict.outcome, f.scale, f.n, f.tally] for f in claim.findings]
-        for name, outcome, *others in shown or [[e.name, "", "–", "–", "–"]]:
+        for name, outcome, *others in claim.rows():
             title = f"[{escape(e.title)}](#{name})" if linked else escape(e.title)
             rows.append([escape(e.number), title, " ".join(VERDICTS[outcome]), *others])
     return "\n".join(map(_row, rows))
@@ -101,7 +100,7 @@ def report_markdown(claims: Sequence[Claim]) -> str:
     parts = ["# Results", summary_markdown(claims, linked=True)]
     for claim in claims:
         e = claim.experiment
-        parts += [f'<a id="{e.name}"></a>\n\n## {escape(e.number)}. {escape(e.title)}']
+        parts += [f'<a id="claim-{e.name}"></a>\n\n## {escape(e.number)}. {escape(e.title)}']
         parts += [f"> {escape(e.sentence)}\n>\n> {escape(e.source)}"]
         if not claim.findings:
             parts.append(f"No results yet: `{command(e, 'cpu')}`")

@@ -69,19 +69,8 @@ def _origin(claims: Sequence[Claim]) -> str:
     return f'<p class="quiet">{runs}, {time} of computing time{escape(when)}.</p>'
 
 
-def _rows(claims: Sequence[Claim]) -> list[tuple[Experiment, str, str, str, str, str]]:
-    """Experiment, outcome, scale, link, n and runs of each row of the summary."""
-    rows = []
-    for claim in claims:
-        e = claim.experiment
-        if not claim.findings:
-            rows.append((e, "", "", f"claim-{e.name}", "–", "–"))
-        rows += [(e, f.verdict.outcome, f.scale, f.name, f.n, f.tally) for f in claim.findings]
-    return rows
-
-
 def _filters(claims: Sequence[Claim]) -> str:
-    rows = _rows(claims)
+    rows = [row for claim in claims for row in claim.rows()]
     counted = Counter(outcome for _, outcome, *_ in rows)
     buttons = "".join(
         f'<button type="button" class="chipbutton" value="{outcome or "none"}" '
@@ -89,7 +78,7 @@ def _filters(claims: Sequence[Claim]) -> str:
         for outcome in VERDICTS
         if counted[outcome]
     )
-    scales = sorted({scale for _, _, scale, *_ in rows if scale})
+    scales = sorted({finding.scale for claim in claims for finding in claim.findings})
     options = "".join(f'<option value="{scale}">{scale}</option>' for scale in scales)
     return f"""<div class="filters" role="search" hidden>
 <fieldset class="verdicts"><legend class="label">Verdict</legend><button type="button"
@@ -105,13 +94,14 @@ class="chipbutton" value="" aria-pressed="true">All {len(rows)}</button>{buttons
 def _summary(claims: Sequence[Claim]) -> str:
     order = list(VERDICTS)
     rows = [
-        f'<tr data-claim="claim-{escape(e.name)}" data-verdict="{outcome or "none"}" '
-        f'data-scale="{scale}"><td data-sort="{i:04}">{escape(e.number)}</td>'
-        f'<th scope="row"><a href="#{escape(name)}">{escape(e.title)}</a></th>'
-        f'<td data-sort="{order.index(outcome)}">{_chip(outcome)}</td>'
-        f'<td>{scale or "–"}</td><td class="number" data-sort="{n.rpartition("–")[2]}">{n}</td>'
-        f"<td>{tally}</td></tr>"
-        for i, (e, outcome, scale, name, n, tally) in enumerate(_rows(claims))
+        f'<tr data-claim="claim-{escape(claim.experiment.name)}" '
+        f'data-verdict="{outcome or "none"}" data-scale="{scale}">'
+        f'<td data-sort="{i:04}">{escape(claim.experiment.number)}</td>'
+        f'<th scope="row"><a href="#{escape(name)}">{escape(claim.experiment.title)}</a></th>'
+        f'<td data-sort="{order.index(outcome)}">{_chip(outcome)}</td><td>{scale}</td>'
+        f'<td class="number" data-sort="{n.rpartition("–")[2]}">{n}</td><td>{tally}</td></tr>'
+        for i, claim in enumerate(claims)
+        for name, outcome, scale, n, tally in claim.rows()
     ]
     return _scrolling("All claims", SUMMARY_HEADS, "".join(rows))
 
