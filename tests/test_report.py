@@ -305,7 +305,7 @@ class TestDocuments:
             ("<!-- begin results ewc gpu --><!-- end results ewc gpu -->", "smoke, cpu, paper"),
             ("<!-- begin verdicts -->", "without its other half: <!-- begin verdicts -->"),
             ("<!-- end verdicts -->", "without its other half: <!-- end verdicts -->"),
-            ("<!-- begin verdicts --><!-- end other -->", "without its other half: <!-- begin verdicts"),
+            ("<!-- begin verdicts --><!-- end other -->", "other half: <!-- begin verdicts"),
             ("<!-- begin a --><!-- begin b --><!-- end b --><!-- end a -->", "other half"),
         ],
     )
