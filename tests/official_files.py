@@ -50,7 +50,10 @@ def with_checksums(entry: Entry, arrays: Arrays) -> Entry:
         pickled = replace(
             pickled,
             sha256=sha256(cifar_archive(entry, arrays)),
-            batches=tuple(replace(b, sha256=sha256(contents[b.file])) for b in pickled.batches),
+            batches={
+                split: {file: sha256(contents[file]) for file in files}
+                for split, files in pickled.batches.items()
+            },
         )
     return replace(entry, pickled=pickled, packages=packages)
 
@@ -112,8 +115,7 @@ def python2_pickle(labels: dict[str, list[int]], data: np.ndarray, names: list[s
 def batch_contents(entry: Entry, arrays: Arrays) -> dict[str, bytes]:
     """CIFAR's pickles by name; the rows of a split are shared evenly among its files."""
     contents = {}
-    for split in ("train", "test"):
-        files = [batch.file for batch in entry.pickled.batches if batch.split == split]
+    for split, files in entry.pickled.batches.items():
         parts = {
             key: np.array_split(arrays[f"{split}_{kind}"], len(files))
             for key, kind in entry.pickled.keys.items()

@@ -33,22 +33,15 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One of CIFAR's pickles."""
-
-    file: str
-    split: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Pickled:
     """CIFAR's official layout: an archive of a folder of pickles."""
 
     archive: str
     sha256: str
     folder: str
-    batches: tuple[Batch, ...]
+    batches: dict[str, dict[str, str]]
+    """File names of each split, in order, and their SHA-256."""
+
     keys: dict[str, str]
     """Which key of a pickle holds which array of its split."""
 
@@ -115,14 +108,6 @@ def _arrays(images: Shape, *digests: str) -> dict[str, Array]:
     }
 
 
-def _batches(**digests: str) -> tuple[Batch, ...]:
-    """CIFAR's pickles in their official order: file name and SHA-256."""
-    return tuple(
-        Batch(file, "test" if file.startswith("test") else "train", digest)
-        for file, digest in digests.items()
-    )
-
-
 MNIST = Entry(
     name="mnist",
     title="MNIST",
@@ -186,14 +171,18 @@ CIFAR10 = Entry(
         archive="cifar-10-python.tar.gz",
         sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         folder="cifar-10-batches-py",
-        batches=_batches(
-            data_batch_1="54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
-            data_batch_2="766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
-            data_batch_3="0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
-            data_batch_4="3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
-            data_batch_5="d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
-            test_batch="f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
-        ),
+        batches={
+            "train": {
+                "data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+                "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+                "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+                "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+                "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+            },
+            "test": {
+                "test_batch": "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831"
+            },
+        },
         keys={"data": "images", "labels": "labels"},
     ),
     packages=(
@@ -223,10 +212,10 @@ CIFAR100 = Entry(
         archive="cifar-100-python.tar.gz",
         sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         folder="cifar-100-python",
-        batches=_batches(
-            train="735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
-            test="4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
-        ),
+        batches={
+            "train": {"train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b"},
+            "test": {"test": "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864"},
+        },
         keys={"data": "images", "fine_labels": "labels", "coarse_labels": "coarse"},
     ),
 )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from neuvar.data.catalogue import Arrays, Entry, Pickled
+from neuvar.data.catalogue import Arrays, Entry
 from neuvar.data.errors import DataError
-from neuvar.data.verified import check_sha256, read_verified, tar_members, unpickle
+from neuvar.data.verified import read_verified, tar_members, unpickle
 
 
 def read(entry: Entry, path: Path) -> Arrays:
     """Read a folder such as ``cifar-10-batches-py``, or the archive of it."""
     layout = entry.pickled
     assert layout is not None
-    contents = _read_folder(layout, path) if path.is_dir() else _read_archive(layout, path)
-    batches = {file: unpickle(content) for file, content in contents}
+    files = layout.batches["train"] | layout.batches["test"]
+    if path.is_dir():
+        batches = {file: _read_batch(path / file, files[file]) for file in files}
+    else:
+        names = {f"{layout.folder}/{file}": file for file in files}
+        members = tar_members(path, layout.sha256)
+        batches = {names[name]: unpickle(content) for name, content in members if name in names}
     arrays = {}
-    for split in ("train", "test"):
-        files = [batch.file for batch in layout.batches if batch.split == split]
+    for split, files in layout.batches.items():
         for key, kind in layout.keys.items():
             rows = [np.asarray(batches[file][key], np.uint8) for file in files]
             shape = entry.arrays[f"{split}_{kind}"].shape
@@ -28,18 +32,9 @@ def read(entry: Entry, path: Path) -> Arrays:
     return arrays
 
 
-def _read_folder(layout: Pickled, folder: Path) -> Iterator[tuple[str, bytes]]:
-    for batch in layout.batches:
-        try:
-            yield batch.file, read_verified(folder / batch.file, batch.sha256)
-        except FileNotFoundError:
-            raise DataError(f"{folder} lacks {batch.file}") from None
-
-
-def _read_archive(layout: Pickled, path: Path) -> Iterator[tuple[str, bytes]]:
-    batches = {f"{layout.folder}/{batch.file}": batch for batch in layout.batches}
-    for name, content in tar_members(path, layout.sha256):
-        if name in batches:
-            # Checked again in memory: the file on disk may have changed in the meantime.
-            check_sha256(content, batches[name].sha256, f"{path}: {name}")
-            yield batches[name].file, content
+def _read_batch(path: Path, sha256: str) -> dict[str, Any]:
+    try:
+        batch: dict[str, Any] = unpickle(read_verified(path, sha256))
+    except FileNotFoundError:
+        raise DataError(f"{path.parent} lacks {path.name}") from None
+    return batch

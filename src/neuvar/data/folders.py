@@ -24,7 +24,7 @@ def _find(entry: Entry, folder: Path) -> Path | None:
     if entry.pickled is None:
         return next((path for path in candidates if _has_idx(entry, path, path == folder)), None)
     layout = entry.pickled
-    if folder.name == layout.folder and (folder / layout.batches[0].file).is_file():
+    if folder.name == layout.folder and (folder / min(layout.batches["train"])).is_file():
         return folder
     for path in candidates:
         if (path / layout.folder).is_dir():

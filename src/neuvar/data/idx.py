@@ -59,8 +59,8 @@ def read(path: Path, shape: Shape) -> Bytes:
             # Even for random bytes, gzip adds less than a tenth.
             packed = file.read(1024 + size(shape) * 11 // 10)
             return decode(gunzip(packed, size(shape), str(path)), shape, str(path))
-        _check_size(os.fstat(file.fileno()).st_size, shape, str(path))
-        _check_header(file.read(len(header(shape))), shape, str(path))
+        start = file.read(len(header(shape)))
+        _check(start, os.fstat(file.fileno()).st_size, shape, str(path))
         array = np.empty(shape, np.uint8)
         if file.readinto(array.reshape(-1).data) != array.nbytes:
             raise DataError(f"{path} became shorter while it was read")
@@ -69,10 +69,9 @@ def read(path: Path, shape: Shape) -> Bytes:
 
 def decode(content: bytes, shape: Shape, name: str) -> Bytes:
     """The array of an idx file in memory; ``name`` is for error messages."""
-    _check_size(len(content), shape, name)
-    start = header(shape)
-    _check_header(content[: len(start)], shape, name)
-    return np.frombuffer(content, np.uint8, offset=len(start)).reshape(shape).copy()
+    start = len(header(shape))
+    _check(content[:start], len(content), shape, name)
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
 def gunzip(packed: bytes, length: int, name: str) -> bytes:
@@ -106,20 +105,13 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
-def _check_size(length: int, shape: Shape, name: str) -> None:
+def _check(start: bytes, length: int, shape: Shape, name: str) -> None:
+    """Raise a DataError unless an idx file of this shape starts so and has this length."""
+    expected = f"an idx file of {'×'.join(map(str, shape))} bytes"
     if length != size(shape):
-        raise DataError(
-            f"{name} has {length} bytes, but an idx file of {_times(shape)} bytes has {size(shape)}"
-        )
-
-
-def _check_header(start: bytes, shape: Shape, name: str) -> None:
+        raise DataError(f"{name} has {length} bytes, but {expected} has {size(shape)}")
     if start != header(shape):
         raise DataError(
-            f"{name} begins with the bytes {start[:20].hex()}, but an idx file of {_times(shape)} "
-            f"bytes begins with {header(shape).hex()}"
+            f"{name} begins with the bytes {start.hex()}, but {expected} begins with "
+            f"{header(shape).hex()}"
         )
-
-
-def _times(shape: Shape) -> str:
-    return "×".join(map(str, shape))

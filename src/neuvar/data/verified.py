@@ -1,7 +1,6 @@
-"""Read archives and pickles whose SHA-256 is known, and refuse all others unread.
+"""Read archives and pickles whose SHA-256 is known, and refuse all others before decoding them.
 
 Formats such as pickle, tar and PNG give a hostile file many ways to run code or to fill the memory.
-No decoder sees a file before its SHA-256 is that of the official file.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import pickle
 import tarfile
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +18,39 @@ from neuvar.data.errors import DataError
 from neuvar.data.idx import open_regular
 
 LARGEST_FILE = 1 << 28
-"""Bytes above which a file is refused without computing its SHA-256; official ones have 171 MB."""
+"""Bytes above which a file is refused unread; the largest official file has 171 MB."""
 
 GLOBALS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
 """What a pickle of arrays may import."""
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """Content of a file with this SHA-256."""
+    """Content of a file, if it has this SHA-256."""
     with open_regular(path) as file:
-        content = file.read(_checked_size(file, path))
-    check_sha256(content, sha256, path)
+        size = os.fstat(file.fileno()).st_size
+        if size > LARGEST_FILE:
+            raise DataError(f"{path} has {size} bytes, more than any official file")
+        content = file.read(size)
+    if (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(
+            f"{path} is not the official file: its SHA-256 is {digest}, expected {sha256}"
+        )
     return content
 
 
-def open_verified(path: Path, sha256: str) -> BufferedReader:
-    """Open a file with this SHA-256 for reading."""
-    file = open_regular(path)
-    try:
-        _checked_size(file, path)
-        _compare(hashlib.file_digest(file, "sha256").hexdigest(), sha256, path)
-        file.seek(0)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
 def tar_members(path: Path, sha256: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file in a .tar.gz archive with this SHA-256."""
-    with open_verified(path, sha256) as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
+    """Name and content of each file in a .tar.gz archive, if the archive has this SHA-256."""
+    # The whole archive is in memory, so that it cannot change after its SHA-256 was checked.
+    content = io.BytesIO(read_verified(path, sha256))
+    with tarfile.open(fileobj=content, mode="r:gz") as archive:
         for member in archive:
-            if (content := archive.extractfile(member)) is not None:
-                yield member.name, content.read()
+            if (file := archive.extractfile(member)) is not None:
+                yield member.name, file.read()
 
 
-def check_sha256(content: bytes, expected: str, name: object) -> None:
-    """Raise a DataError unless the content has the expected SHA-256."""
-    _compare(hashlib.sha256(content).hexdigest(), expected, name)
-
-
-def unpickle(verified: bytes) -> Any:
-    """Load a pickle of arrays, which can import only what numpy's arrays need.
-
-    Call it only on content whose SHA-256 was checked: a pickle can also exhaust the memory.
-    """
-    return _ArrayUnpickler(io.BytesIO(verified), encoding="latin1").load()
+def unpickle(content: bytes) -> Any:
+    """Load a verified pickle of arrays, which can import only what numpy's arrays need."""
+    return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -73,17 +58,3 @@ class _ArrayUnpickler(pickle.Unpickler):
         if (module, name) not in GLOBALS:
             raise DataError(f"a pickle of arrays must not import {module}.{name}")
         return super().find_class(module, name)
-
-
-def _checked_size(file: BufferedReader, path: Path) -> int:
-    size = os.fstat(file.fileno()).st_size
-    if size > LARGEST_FILE:
-        raise DataError(f"{path} has {size} bytes, more than any official file")
-    return size
-
-
-def _compare(digest: str, expected: str, name: object) -> None:
-    if digest != expected:
-        raise DataError(
-            f"{name} is not the official file: its SHA-256 is {digest}, expected {expected}"
-        )

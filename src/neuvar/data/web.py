@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from neuvar.data import cifar, idx
-from neuvar.data.catalogue import Array, Arrays, Entry
+from neuvar.data.catalogue import Arrays, Entry
 from neuvar.data.errors import DataError
 
 TIMEOUT = 15.0
@@ -43,33 +42,32 @@ CHUNK = 1 << 16
 
 def fetch(entry: Entry, folder: Path, *, progress: bool = False) -> Arrays:
     """Download a data set and check it; each file comes from the first mirror that has it."""
+    files = [f"{array.file}.gz" for array in entry.arrays.values()]
+    if entry.pickled is not None:
+        files = [entry.pickled.archive]
     arrays: Arrays = {}
     errors: list[str] = []
-    files: dict[str, Callable[[Path], Arrays]] = {}
-    if entry.pickled is not None:
-        files[entry.pickled.archive] = partial(cifar.read, entry)
-    else:
-        for key, array in entry.arrays.items():
-            files[f"{array.file}.gz"] = partial(_read_idx, key, array)
     for mirror in entry.mirrors:
-        for name in list(files):
-            path = folder / name
-            try:
-                download(f"{mirror}{name}", path, entry.largest_file, progress=progress)
-                part = files[name](path)
-                entry.check(part, path)
-            except DataError as error:
-                errors.append(f"{mirror}{name}: {error}")
-                break
-            arrays |= part
-            del files[name]
-        if not files:
+        try:
+            while files:
+                path = folder / files[0]
+                download(f"{mirror}{files[0]}", path, entry.largest_file, progress=progress)
+                arrays |= _read(entry, path)
+                del files[0]
             return arrays
+        except DataError as error:
+            errors.append(f"{mirror}{files[0]}: {error}")
     raise DataError("; ".join(errors) or f"{entry.title} has no address")
 
 
-def _read_idx(key: str, array: Array, path: Path) -> Arrays:
-    return {key: idx.read(path, array.shape)}
+def _read(entry: Entry, path: Path) -> Arrays:
+    if entry.pickled is not None:
+        arrays = cifar.read(entry, path)
+    else:
+        (key,) = [k for k, array in entry.arrays.items() if path.name == f"{array.file}.gz"]
+        arrays = {key: idx.read(path, entry.arrays[key].shape)}
+    entry.check(arrays, path)
+    return arrays
 
 
 def download(url: str, path: Path, limit: int, *, progress: bool = False) -> None:
