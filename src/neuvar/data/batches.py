@@ -34,7 +34,7 @@ class Augmentation:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer("pad", self.pad, low=0)
+        object.__setattr__(self, "pad", _validate.integer("pad", self.pad, low=0))
         _validate.boolean("flip", self.flip)
 
 
@@ -186,15 +186,15 @@ class Batches:
     def _epoch(self, number: int, start: int) -> Iterator[tuple[Tensor, ...]]:
         device, size = self._images.device, self.batch_size
         order = self.order(number).to(device)
-        change = self._changes(number)
+        augment = self._augmentation(number)
         for batch in range(start, len(self)):
             rows = slice(batch * size, (batch + 1) * size)
             index = order[rows]
-            images = change(self._images.index_select(0, index), rows)
+            images = augment(self._images.index_select(0, index), rows)
             images = images.to(torch.float32).mul_(self._scale).add_(self._shift)
             yield (images, *(other.index_select(0, index) for other in self._others))
 
-    def _changes(self, number: int) -> Callable[[Tensor, slice], Tensor]:
+    def _augmentation(self, number: int) -> Callable[[Tensor, slice], Tensor]:
         """Augmentation of an epoch: a function of some images and their positions in the epoch."""
         if self._augment is None:
             return lambda images, _: images
@@ -246,20 +246,12 @@ def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pad: int) -> Tensor:
-    """Pad images with zeros, crop each at its own position, and flip some.
+    """Pad images with zeros, crop each at its own row ``top`` and column ``left``, and flip some.
 
-    Args:
-        images: shape (n, channels, height, width); any type.
-        top: int64 in [0, 2 pad], shape (n,): first row of the crop in the padded image.
-        left: the same for columns.
-        flip: bool, shape (n,): which images to flip horizontally after the crop.
-        pad: zeros added on every side.
-
-    Examples:
-        >>> image = torch.arange(4).view(1, 1, 2, 2)
-        >>> one = torch.ones(1, dtype=torch.int64)
-        >>> crop_and_flip(image, one, one, torch.tensor([True]), pad=1).flatten().tolist()
-        [1, 0, 3, 2]
+    >>> image = torch.arange(4).view(1, 1, 2, 2)
+    >>> one = torch.ones(1, dtype=torch.int64)
+    >>> crop_and_flip(image, one, one, torch.tensor([True]), pad=1).flatten().tolist()
+    [1, 0, 3, 2]
     """
     n, channels, height, width = images.shape
     padded = F.pad(images, (pad, pad, pad, pad))

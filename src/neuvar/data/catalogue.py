@@ -1,10 +1,10 @@
 """The data sets: their arrays with checksums, and where to get them.
 
-The checksums are the SHA-256 of each array's idx file (see :mod:`neuvar.data.idx`), so they do not
-depend on the source. MNIST's are those of its own files. Fashion-MNIST's come from Debian's
+The checksums of arrays are the SHA-256 of their idx files (see :mod:`neuvar.data.idx`), so they do
+not depend on the source. MNIST's are those of its own files. Fashion-MNIST's come from Debian's
 package, whose gzip files have the published MD5 once the time and name that Debian removed are put
 back. The arrays of CIFAR-10 and CIFAR-100, written as records of the binary version, have the SHA-1
-that Gluon publishes.
+that Gluon publishes. The SHA-256 of CIFAR's archives are those that Keras publishes.
 """
 
 from __future__ import annotations

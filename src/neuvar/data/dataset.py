@@ -77,12 +77,10 @@ def mnist_excerpt() -> Dataset:
 
     6,000 images of the official training split and 1,000 of the official test split, the same
     number of each digit, chosen by a fixed seed, in official order. They are under CC BY-SA 3.0.
+    The tensors are new at each call, so the caller may change them.
 
     References:
         LeCun, Cortes, Burges: The MNIST database of handwritten digits.
-
-    Returns:
-        The excerpt with new tensors, which the caller may change.
 
     Examples:
         >>> data = mnist_excerpt()

