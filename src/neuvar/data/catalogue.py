@@ -34,16 +34,18 @@ class Array:
 
 @dataclass(frozen=True)
 class Pickled:
-    """CIFAR's official layout: an archive of a folder of pickles."""
+    """CIFAR's official layout: an archive of a folder of pickles.
+
+    Attributes:
+        batches: file names of each split, in order, and their SHA-256.
+        keys: the array of a split that each key of a pickle holds.
+    """
 
     archive: str
     sha256: str
     folder: str
     batches: dict[str, dict[str, str]]
-    """File names of each split, in order, and their SHA-256."""
-
     keys: dict[str, str]
-    """Which key of a pickle holds which array of its split."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ def read(entry: Entry, path: Path) -> Arrays:
     return arrays
 
 
-def _read_batch(path: Path, sha256: str) -> dict[str, Any]:
+def _read_batch(path: Path, sha256: str) -> Any:
     try:
-        batch: dict[str, Any] = unpickle(read_verified(path, sha256))
+        return unpickle(read_verified(path, sha256))
     except FileNotFoundError:
         raise DataError(f"{path.parent} lacks {path.name}") from None
-    return batch

@@ -27,10 +27,8 @@ class Split:
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise ValueError(
-                f"images and labels must have the same length, "
-                f"got {len(self.images)} and {len(self.labels)}"
-            )
+            lengths = f"{len(self.images)} and {len(self.labels)}"
+            raise ValueError(f"images and labels must have the same length, got {lengths}")
 
     def __len__(self) -> int:
         return len(self.labels)

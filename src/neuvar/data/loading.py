@@ -98,8 +98,7 @@ def cifar100(
     """Load CIFAR-100: 50,000 and 10,000 images of 3×32×32, 100 classes in 20 superclasses.
 
     Args:
-        labels: "fine" for the 100 classes, "coarse" for the 20 superclasses. With fine labels,
-            ``superclass`` of the data set is the superclass of each class.
+        labels: "fine" for the 100 classes, "coarse" for the 20 superclasses.
         folder: see :func:`load`.
         download: see :func:`load`.
 

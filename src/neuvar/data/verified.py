@@ -32,9 +32,7 @@ def read_verified(path: Path, sha256: str) -> bytes:
             raise DataError(f"{path} has {size} bytes, more than any official file")
         content = file.read(size)
     if (digest := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(
-            f"{path} is not the official file: its SHA-256 is {digest}, expected {sha256}"
-        )
+        raise DataError(f"{path} is not the official file: SHA-256 {digest}, expected {sha256}")
     return content
 
 
