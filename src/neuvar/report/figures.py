@@ -6,10 +6,11 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from neuvar._atomic import write_files
 from neuvar.experiments.findings import Panel
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 SIZES = {1: (4.6, 3.0), 2: (3.6, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
 """Width and height of a panel in inches, by the number of columns."""
-Limits: TypeAlias = tuple[float, float]
 KINDS = ("svg", "png")
 LEGEND = 15
 """Letters of the legend per inch."""
@@ -158,61 +158,54 @@ def inline(panels: Sequence[Panel], name: str) -> list[str]:
     size = (3.9, 2.5) if len(panels) in (1, 2, 4) else (3.3, 2.35)
     made = []
     for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
-
-        def draw_on(figure: Figure, panel: Panel = panel, limits: Limits = limits) -> None:
+        one = escape(f"{name}-{i}")
+        with _drawing(size, f"{name}-{i}") as figure:
             plot(figure.add_subplot(), panel, looks, limits, size[1])
-
-        ids = f"{name}-{i}-title", f"{name}-{i}-desc"
-        attributes = f'role="img" aria-labelledby="{escape(" ".join(ids))}"'
-        words = (printable(panel.title), description(panel))
-        inside = "".join(
-            f'<{tag} id="{escape(one)}">{escape(text)}</{tag}>'
-            for tag, one, text in zip(("title", "desc"), ids, words, strict=True)
-        )
-        made.append(_svg(size, draw_on, f"{name}-{i}", attributes, inside))
+            svg = _svg(figure, f'role="img" aria-labelledby="{one}-title {one}-desc"')
+        title, desc = escape(printable(panel.title)), escape(description(panel))
+        head, _, content = svg.partition(">")
+        words = f'<title id="{one}-title">{title}</title><desc id="{one}-desc">{desc}</desc>'
+        made.append(f"{head}>{words}{content}")
     return made
 
 
 def swatch(look: Style, name: str) -> str:
     """A short piece of a line, for the legend of the page."""
-
-    def draw_on(figure: Figure) -> None:
+    with _drawing((0.42, 0.13), name) as figure:
         from matplotlib.lines import Line2D
 
         line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
         line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
         figure.add_artist(line)
+        return _svg(figure, 'aria-hidden="true"')
 
-    return _svg((0.42, 0.13), draw_on, name, 'aria-hidden="true"')
 
-
-def _svg(
-    size: tuple[float, float],
-    draw_on: Callable[[Figure], None],
-    name: str,
-    attributes: str,
-    inside: str = "",
-) -> str:
-    """Draw into a figure and return its SVG element, with ids that depend on ``name``."""
+@contextmanager
+def _drawing(size: tuple[float, float], name: str) -> Iterator[Figure]:
+    """An empty figure for the page, whose SVG has ids that depend on ``name``."""
     with plain_matplotlib(name, INLINE):
         from matplotlib.figure import Figure
 
-        figure, file = Figure(figsize=size, layout="constrained"), io.StringIO()
-        draw_on(figure)
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        yield Figure(figsize=size, layout="constrained")
+
+
+def _svg(figure: Figure, attributes: str) -> str:
+    """The SVG element of a figure, with the colours of the page."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     content = _DROPPED.sub("", svg[svg.index(">", box.end()) + 1 :])
     content = _SERIES.sub(r' class="series s\1"', content).replace(" xlink:href=", " href=")
-    content = _STYLE.sub(lambda style: _FONT.sub("", _COLOUR.sub(_css, style[0])), content)
-    content = _GEOMETRY.sub(lambda value: _DECIMALS.sub(_rounded, value[0]), content)
-    return f"<svg {box[0]} {attributes}>{inside}{content.strip()}"
+    content = _STYLE.sub(_page_style, content)
+    content = _GEOMETRY.sub(_rounded, content)
+    return f"<svg {box[0]} {attributes}>{content.strip()}"
 
 
-def _css(colour: re.Match[str]) -> str:
-    return CSS_COLOURS[colour[0]]
+def _page_style(style: re.Match[str]) -> str:
+    return _FONT.sub("", _COLOUR.sub(lambda colour: CSS_COLOURS[colour[0]], style[0]))
 
 
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}"
+def _rounded(geometry: re.Match[str]) -> str:
+    return _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", geometry[0])
