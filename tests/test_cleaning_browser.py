@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuvar.cleaning.files import Source
-from neuvar.cleaning.writing import label_rows, write_cleaning, write_decided
+from neuvar.cleaning.readers import Source
+from neuvar.cleaning.results import label_rows, write_cleaning, write_decided
 from tests.conftest import CONTRAST, NOWHERE
 from tests.test_cleaning_page import HOSTILE, RTL, cleaning
 
@@ -123,7 +123,7 @@ class TestSeen:
     def test_the_worst_come_first_and_more_on_demand(self, page, one):
         worst = one.issues.worst[:150].tolist()
         assert shown(page) == worst[:72]
-        assert "of the 78 that are left" in page.locator("#more").inner_text()
+        assert "(78 left)" in page.locator("#more").inner_text()
         page.locator("#more").click()
         assert shown(page) == worst[:144]
         assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[72]
@@ -131,15 +131,15 @@ class TestSeen:
         assert shown(page) == worst
         assert not page.locator("#more").is_visible()
         assert page.locator("#shown").inner_text() == (
-            f"All 150 examples of this page are shown; issues.csv has all {one.flagged} that are "
-            "flagged."
+            f"All 150 examples on this page are shown; issues.csv has all {one.flagged} "
+            "flagged labels."
         )
 
     def test_order(self, page, one):
         worst = one.issues.worst[:150].tolist()
         page.locator("#order").select_option("best")
         assert shown(page) == worst[::-1][:72]
-        page.locator("#order").select_option("place")
+        page.locator("#order").select_option("data")
         assert shown(page) == sorted(worst)[:72]
         page.locator("#order").select_option("worst")
         assert shown(page) == worst[:72]
@@ -178,7 +178,7 @@ class TestSeen:
         write_cleaning(one, tmp_path / "out", top=0)
         page = visit(tmp_path / "out/index.html").page
         assert page.locator("#shown").inner_text() == (
-            f"This page has no examples; issues.csv has all {one.flagged} that are flagged."
+            f"This page has no examples; issues.csv has all {one.flagged} flagged labels."
         )
         assert page.locator("#accept-all").is_disabled()
 
@@ -214,7 +214,7 @@ class TestFilters:
         assert cell.get_attribute("aria-selected") == "true"
         assert page.locator("#given").input_value() == "2"
         assert page.locator("#readout").inner_text() == (
-            f"{NAMES[2]} was given, {NAMES[0]} is suggested: {one.issues.pairs[2, 0]} flagged"
+            f"{NAMES[2]} given, {NAMES[0]} suggested: {one.issues.pairs[2, 0]} flagged"
         )
         cell.click()
         assert len(shown(page)) == 72
@@ -236,7 +236,7 @@ class TestFilters:
             cell.click()
             assert shown(page) == []
             assert page.locator("#shown").inner_text().startswith("0 of 9 examples")
-            assert page.locator("#nothing").inner_text() == "No example fits."
+            assert page.locator("#nothing").inner_text() == "No example matches."
             assert page.locator("#accept-all").is_disabled()
             assert cell.get_attribute("aria-selected") == "true"
             cell.click()
@@ -504,12 +504,12 @@ class TestDownloads:
         (tmp_path / "decisions.csv").write_bytes(downloaded(page, "#save-decisions")[1])
         assert write_decided(one.source, out, tmp_path / "decisions.csv") == 3
         assert (out / "labels.csv").read_bytes() == downloaded(page, "#save-labels")[1]
-        assert page.locator("#taking-back").inner_text() == (
+        assert page.locator("#apply-command").inner_text() == (
             f"neuvar clean pets.npz --decisions decisions.csv --out {written}"
         )
 
     def test_too_many_labels_stay_behind(self, visit, one, tmp_path, monkeypatch):
-        monkeypatch.setattr("neuvar.cleaning.page.ROOM", 2_000_100)
+        monkeypatch.setattr("neuvar.cleaning.page.MAX_DATA", 2_000_100)
         write_cleaning(one, tmp_path / "out", top=9)
         page = visit(tmp_path / "out/index.html").page
         assert not page.locator("#save-labels").is_visible()
@@ -523,12 +523,12 @@ class TestNames:
         files[3], files[5] = RTL, "-7+1"
         one = cleaning(names=names, files=files, wrong=0.8, command=HOSTILE)
         source = Source(HOSTILE, "folder", one.source.examples, one.source.values)
-        one = cleaning(source=source, issues=one.issues, command=HOSTILE, again=(HOSTILE,))
+        one = cleaning(source=source, issues=one.issues, command=HOSTILE, data_arguments=(HOSTILE,))
         write_cleaning(one, tmp_path / "out", top=50)
         page = visit(tmp_path / "out/index.html").page
         assert HOSTILE.split("<!--")[0] in page.locator("h1").inner_text()
         assert page.locator("h1 bdi").evaluate("e => e.textContent") == HOSTILE
-        seen = page.locator(".card .place").evaluate_all("all => all.map(e => e.textContent)")
+        seen = page.locator(".card .id").evaluate_all("all => all.map(e => e.textContent)")
         assert set(seen) == {files[i] for i in one.issues.worst}
         assert page.locator("b:not(.figures b)").count() == 0
         assert page.locator("img:not(.card img)").count() == 0
@@ -559,7 +559,7 @@ class TestNames:
         files = [f"{RTL}{i}" for i in range(40)]
         write_cleaning(cleaning(files=files, wrong=0.8), tmp_path / "out", top=50)
         page = visit(tmp_path / "out/index.html").page
-        first = page.locator(".card .place").first
+        first = page.locator(".card .id").first
         assert first.evaluate("e => [e.tagName, getComputedStyle(e).unicodeBidi]") == [
             "BDI",
             "isolate",
@@ -595,7 +595,7 @@ class TestManyClasses:
         assert page.locator("#readout").inner_text().endswith(f": {one.issues.pairs.max()} flagged")
 
     def test_of_very_many_the_map_says_that_it_has_some(self, visit, many, tmp_path):
-        said = "The map has the 20 of 1,000 classes that are mixed up most."
+        said = "The map shows the 20 most confused of 1,000 classes."
         assert said not in visit(many[1] / "index.html").page.locator("#reading").inner_text()
         names = [f"class {k}" for k in range(1000)]
         write_cleaning(cleaning(n=2000, names=names), tmp_path / "out", top=9)
@@ -694,7 +694,7 @@ def test_everything_can_be_reached_and_has_a_name(page):
 def test_command_is_copied(visit):
     visited = visit()
     visited.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    button = visited.page.locator("#taking .copy")
+    button = visited.page.locator("#save .copy")
     button.click()
     button.filter(has_text="Copied").wait_for()
     copied = visited.page.evaluate("navigator.clipboard.readText()")

@@ -19,9 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from neuvar.cleaning import LabelIssues
-from neuvar.cleaning.estimator import NVRMClassifier, _seed
-from neuvar.cleaning.finding import find_label_issues
-from neuvar.cleaning.training import Trained
+from neuvar.cleaning.find import Trained, find_label_issues
+from neuvar.cleaning.sklearn import NVRMClassifier, seed_from
 from neuvar.models import mlp
 
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
@@ -36,7 +35,7 @@ def test_of_scikit_learn_that_needs_a_process_of_its_own():
     """scipy reads the variable when it is imported; without it the check above is left out."""
     code = f"""
 from sklearn.utils.estimator_checks import check_array_api_input
-from neuvar.cleaning.estimator import NVRMClassifier
+from neuvar.cleaning.sklearn import NVRMClassifier
 check_array_api_input(
     "NVRMClassifier", NVRMClassifier(**{SETTINGS}), array_namespace="numpy",
     expect_only_array_outputs=False,
@@ -173,16 +172,16 @@ class TestFit:
         assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
 
     def test_seeds(self):
-        assert _seed(7) == _seed(np.int64(7)) == 7
-        assert _seed(2**32 - 1) == 2**32 - 1
-        assert _seed(None) != _seed(None)
+        assert seed_from(7) == seed_from(np.int64(7)) == 7
+        assert seed_from(2**32 - 1) == 2**32 - 1
+        assert seed_from(None) != seed_from(None)
         for make in (np.random.RandomState, np.random.default_rng):
             generator = make(0)
-            drawn = [_seed(generator) for _ in range(50)]
+            drawn = [seed_from(generator) for _ in range(50)]
             assert len(set(drawn)) == 50
             assert all(0 <= seed < 2**32 for seed in drawn)
             assert max(drawn) > 2**31
-            assert _seed(make(0)) == drawn[0]
+            assert seed_from(make(0)) == drawn[0]
 
     def test_units_of_features_do_not_matter(self):
         features, _, given = examples()
@@ -204,7 +203,7 @@ class TestFit:
         together = found.predict_proba(features)
         apart = np.concatenate([found.predict_proba(row[None]) for row in features])
         np.testing.assert_allclose(together, apart, rtol=0, atol=1e-13)
-        monkeypatch.setattr("neuvar.cleaning.estimator.AT_ONCE", 7)
+        monkeypatch.setattr("neuvar.cleaning.sklearn.CHUNK", 7)
         np.testing.assert_allclose(together, found.predict_proba(features), rtol=0, atol=1e-13)
 
     def test_a_network_may_be_given(self):
@@ -249,7 +248,7 @@ class TestFit:
             n, classes = len(data), len(data.names)
             return Trained(network, np.full((n, classes), 1 / classes), 0.7)
 
-        monkeypatch.setattr("neuvar.cleaning.estimator.train_once", train)
+        monkeypatch.setattr("neuvar.cleaning.sklearn.train_once", train)
         chosen = {
             "b": 0.7,
             "epochs": 3,
@@ -312,7 +311,7 @@ class TestUse:
             ({"model": 3}, r"model must be None, a torch\.nn\.Module or a function .* got 3"),
             ({"model": lambda *_: "net"}, "that returns one, got 'net'"),
             ({"model": nn.Linear(6, 4)}, "one score for each of 3 classes"),
-            ({"random_state": -1}, r"random_state must be a whole number from 0 to 2\*\*32 - 1"),
+            ({"random_state": -1}, r"random_state must be an integer from 0 to 4294967295"),
             ({"random_state": 2**32}, "got 4294967296"),
             ({"random_state": 1.0}, r"got 1\.0"),
             ({"random_state": True}, "got True"),
@@ -336,7 +335,7 @@ class TestUse:
             ([1.0, np.nan, 2, 1, 2, 1], "NaN"),
             (["a"] * 6, "all examples have the one class 'a'"),
             ([0.5, 1, 2, 3, 4, 5], "Unknown label type"),
-            (["a", 1, "b", 2, "a", 1], "one kind that can be sorted"),
+            (["a", 1, "b", 2, "a", 1], "one type that can be sorted"),
             ([[0, 1]] * 6, "one number or name for each example"),
             ([0, 1], "inconsistent numbers of samples"),
         ],
@@ -361,7 +360,7 @@ class TestUse:
             found.predict(features * 1e300)
 
     def test_without_scikit_learn_there_is_a_sentence(self, monkeypatch):
-        place = importlib.util.find_spec("neuvar.cleaning.estimator").origin
+        place = importlib.util.find_spec("neuvar.cleaning.sklearn").origin
         monkeypatch.setitem(sys.modules, "sklearn.base", None)
         spec = importlib.util.spec_from_file_location("another", place)
         with pytest.raises(ImportError, match=r'pip install "neuvar\[sklearn\]"'):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from neuvar.cleaning import writing
-from neuvar.cleaning.columns import read_csv
-from neuvar.cleaning.decisions import read_decisions
-from neuvar.cleaning.files import Source, read_probabilities, read_source, with_classes
-from neuvar.cleaning.writing import check_folder, put_folder, write_cleaning, write_decided
+from neuvar._atomic import write_folder
+from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
+from neuvar.cleaning.results import check_folder, read_decisions, write_cleaning, write_decided
+from neuvar.cleaning.tables import read_table
 from tests.test_cleaning_page import HOSTILE, cleaning
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 5, 5), dtype=np.uint8)
@@ -70,11 +70,11 @@ class TestArrays:
     @pytest.mark.parametrize("labels", ["labels", "y", "targets"])
     def test_usual_names(self, inputs, labels):
         source = read_source(npz(**{inputs: IMAGES, labels: LABELS, "other": LABELS[:2]}))
-        assert (source.kind, source.name, source.place_name) == ("npz", "data.npz", "index")
+        assert (source.kind, source.name, source.id_column) == ("npz", "data.npz", "index")
         assert (source.examples.inputs.numpy() == IMAGES).all()
         assert source.examples.names == ("1", "3", "10")
         assert (source.values[source.examples.labels] == LABELS).all()
-        assert source.places == ["0", "1", "2", "3", "4", "5"]
+        assert source.ids == ["0", "1", "2", "3", "4", "5"]
 
     def test_labels_by_name_and_from_files(self):
         path = npz(x=IMAGES, mine=LABELS[::-1], y=LABELS)
@@ -165,7 +165,7 @@ class TestArrays:
     def test_damaged_files(self):
         path = npz(x=IMAGES, y=LABELS)
         whole = path.read_bytes()
-        start = "data.npz is not an .npz file that can be read: "
+        start = "data.npz is not a readable .npz file: "
         for kept in (0, 1, 40, len(whole) // 2, len(whole) - 30):
             path.write_bytes(whole[:kept])
             assert refused(path).startswith(start)
@@ -179,7 +179,9 @@ class TestArrays:
         np.savez("data.npz", x=IMAGES, y=np.array(LABELS, dtype=object))
         assert refused(path).startswith(start)
         Path("labels.npy").write_bytes(b"\x93NUMPY\x01\x00\x02")
-        assert refused(npz(x=IMAGES), labels="labels.npy").startswith("labels.npy is not an .npy")
+        assert refused(npz(x=IMAGES), labels="labels.npy").startswith(
+            "labels.npy is not a readable .npy"
+        )
 
     def test_an_array_of_objects_that_nobody_asked_for_is_no_harm(self):
         source = read_source(npz(x=IMAGES, y=LABELS, names=np.array(["a", None], dtype=object)))
@@ -224,7 +226,7 @@ class TestTables:
             assert source.values.astype(str).tolist() == list(names)
 
     def test_measured_quantities_are_no_labels(self):
-        sentence = "labels must be classes, got 0.5 at position 1, which looks like a measured"
+        sentence = "labels must be classes, got 0.5 at position 1, which looks like a continuous"
         assert sentence in refused(table(text="a,label\n1,3.0\n2,0.5\n3,1e-05\n"))
 
     def test_truth_values_of_a_csv_file_are_numbers(self):
@@ -235,7 +237,7 @@ class TestTables:
             [1, 3, 1],
         ]
         assert refused(table(text="a,label\nTrue,x\n1,y\n")) == (
-            "data.csv: line 3, column 'a' must be true or false as in the lines before, got '1'"
+            "data.csv: line 2, column 'a' must be a finite number, got 'True'"
         )
         assert "column 'a' must be a finite number, got 'True'" in refused(
             table(text="a,label\n1,x\nTrue,y\n")
@@ -364,7 +366,7 @@ class TestTables:
         )
         table("given.csv", "label\nx\nnan\ny\n")
         assert refused(path, labels="given.csv") == (
-            "labels must be there for all examples, 1 of 3 are missing, the first one at position 1"
+            "labels must not be missing, 1 of 3 are missing, the first one at position 1"
         )
 
     @pytest.mark.parametrize(
@@ -376,14 +378,17 @@ class TestTables:
             ("a,label\n1,x\nnan,y\n", "line 3, column 'a' must be a finite number, got 'nan'"),
             ("a,label\n1,x\n1e99,y\n", "example 1, column 'a' is too large for float32"),
             ('a,label\n"1\n",x\n?,y\n', "line 4, column 'a' must be a finite number, got '?'"),
-            ("a,label\n1,x\n2\n", "line 3 must have 2 cells as the header has, got 1"),
+            ("a,label\n1,x\n2\n", "line 3, column 'label' is empty"),
             ("a,b\n1,x\n", "data.csv has no column 'label', there are 'a', 'b'"),
             ("a;label\n1;x\n", "data.csv has no column 'label', there are 'a;label'"),
             ("a,a,label\n1,2,x\n", "must name each column once, 'a' is there twice"),
-            ("", "must begin with a line that names its columns, it is empty"),
+            ("", "must begin with a line of column names, it is empty"),
             ("a,label\n", "data.csv has no rows"),
             ("label\nx\ny\n", "must have columns of numbers beside the labels"),
-            ('a,label\n1,"x\n', "data.csv is not a CSV file: line 2"),
+            (
+                'a,label\n1,"x\n',
+                "data.csv is not a CSV file: Error tokenizing data. C error: EOF inside string",
+            ),
             ("a,label\n1,x\n2,x\n", "labels must have at least two classes"),
         ],
     )
@@ -399,11 +404,14 @@ class TestTables:
     @pytest.mark.parametrize(
         ("columns", "sentence"),
         [
-            ({"a": ["red", "blue"], "label": [0, 1]}, "column 'a' must hold numbers, it holds st"),
-            ({"a": [1.0, None], "label": [0, 1]}, "row 1, column 'a' is empty"),
+            ({"a": ["red", "blue"], "label": [0, 1]}, "column 'a' must hold numbers, got str"),
+            (
+                {"a": [1.0, None], "label": [0, 1]},
+                "row 1, column 'a' must be a finite number, got nan",
+            ),
             ({"a": [1.0, float("nan")], "label": [0, 1]}, "row 1, column 'a' must be a finite"),
             ({"a": [1.0, 2.0], "label": [None, 1]}, "row 0, column 'label' is empty"),
-            ({"a": [1.0, 2.0], "label": [[0], [1]]}, "column 'label' must hold labels, it holds"),
+            ({"a": [1.0, 2.0], "label": [[0], [1]]}, "column 'label' must hold labels, got object"),
             ({"a": [1.0, 2.0]}, "has no column 'label', there are 'a'"),
             ({"label": [0, 1]}, "must have columns of numbers beside the labels"),
         ],
@@ -416,20 +424,22 @@ class TestTables:
         whole = path.read_bytes()
         for kept in (0, 3, len(whole) // 2, len(whole) - 2):
             path.write_bytes(whole[:kept])
-            assert refused(path).startswith("data.parquet is not a Parquet file that can be read")
+            assert refused(path).startswith("data.parquet is not a readable Parquet file")
 
     def test_without_pyarrow(self, monkeypatch):
         path = parquet(a=[1.0, 2.0], label=[0, 1])
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(ImportError, match=r'needs pyarrow: pip install "neuvar\[clean\]"'):
+        with pytest.raises(
+            ImportError, match=r'needs pandas and pyarrow: pip install "neuvar\[clean\]"'
+        ):
             read_source(path)
 
 
 class TestFolders:
     def test_class_folders(self):
         source = read_source(photos(["b/1.png", "a/2.png", "a/1.png"]))
-        assert (source.kind, source.place_name, source.name) == ("folder", "file", "photos")
-        assert source.places == ("a/1.png", "a/2.png", "b/1.png")
+        assert (source.kind, source.id_column, source.name) == ("folder", "file", "photos")
+        assert source.ids == ("a/1.png", "a/2.png", "b/1.png")
         assert source.examples.names == ("a", "b")
         assert source.examples.inputs.shape == (3, 5, 5)
         assert read_source(Path("photos"), size=8).examples.inputs.shape == (3, 8, 8)
@@ -441,7 +451,7 @@ class TestFolders:
         for name in ("label", "animal"):
             table("given.csv", f"{name},file\ncat,3.png\ndog,1.png\ncat,deep/er/2.png\n")
             source = read_source(folder, labels="given.csv")
-            assert source.places == ("1.png", "3.png", "deep/er/2.png")
+            assert source.ids == ("1.png", "3.png", "deep/er/2.png")
             assert source.examples.labels.tolist() == [1, 0, 0]
             assert (source.examples.inputs[1].numpy() == IMAGES[2]).all()
 
@@ -480,19 +490,19 @@ class TestFolders:
         for name, target in {"x": "store/a", "y": "store/a", "loop": "photos", "up": "."}.items():
             (folder / name).symlink_to(Path(target).resolve())
         (Path("store/a") / "loop").symlink_to(folder.resolve())
-        files = read_source(folder).places
+        files = read_source(folder).ids
         assert files == ("x/1.png", "x/2.png", "y/1.png", "y/2.png")
         table("given.csv", "file,label\n" + "".join(f"{file},{file[2]}\n" for file in files))
         source = read_source(folder, labels="given.csv")
-        assert source.places == files
+        assert source.ids == files
         assert source.examples.labels.tolist() == [0, 1, 0, 1]
 
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
             ("file,label\n1.png,a\n", "given.csv has no label for file '2.png'"),
-            ("file,label\n1.png,a\n2.png,b\n3.png,b\n", "file '3.png', which the data do not have"),
-            ("file,label\n1.png,a\n../photos/2.png,b\n", "which the data do not have"),
+            ("file,label\n1.png,a\n2.png,b\n3.png,b\n", "file '3.png', not in the data"),
+            ("file,label\n1.png,a\n../photos/2.png,b\n", "not in the data"),
             ("file,label\n1.png,a\n1.png,b\n2.png,a\n", "'1.png' is there twice"),
             ("name,label\n1.png,a\n", "has no column 'file', there are 'name', 'label'"),
             ("file,label\n1.png,\n2.png,b\n", "line 2, column 'label' is empty"),
@@ -634,7 +644,9 @@ class TestWriting:
         out = Path("out")
         write_cleaning(cleaning(seed=1), out, top=1)
         before = (out / "issues.csv").read_bytes()
-        with pytest.raises(ValueError, match="out has an earlier result, which --overwrite would"):
+        with pytest.raises(
+            ValueError, match="out has an earlier result, use --overwrite to replace it"
+        ):
             write_cleaning(cleaning(), out, top=1)
         assert (out / "issues.csv").read_bytes() == before
         kind = cleaning(files=[f"{i}.png" for i in range(40)])
@@ -648,21 +660,21 @@ class TestWriting:
         write_cleaning(cleaning(), out, top=1)
         (out / "decisions.csv").write_text("mine")
         for overwrite in (False, True):
-            with pytest.raises(ValueError, match=r"has 'decisions\.csv', which neuvar"):
+            with pytest.raises(ValueError, match=r"has 'decisions\.csv', not written by neuvar"):
                 write_cleaning(cleaning(), out, top=1, overwrite=overwrite)
         assert (out / "decisions.csv").read_text() == "mine"
         (out / "decisions.csv").unlink()
         (out / "summary.json").write_text("{}")
-        with pytest.raises(ValueError, match="out has no result of neuvar clean"):
+        with pytest.raises(ValueError, match="out has no readable result of neuvar clean"):
             check_folder(out, overwrite=True)
         Path("file").touch()
         with pytest.raises(ValueError, match="--out must be a folder, file is a file"):
             check_folder(Path("file"), overwrite=True)
-        with pytest.raises(ValueError, match="must not be the folder one is in"):
+        with pytest.raises(ValueError, match="must not be the current folder"):
             check_folder(Path(), overwrite=False)
         with pytest.raises(ValueError, match="is one itself"):
             check_folder(Path("/proc"), overwrite=False)
-        with pytest.raises(ValueError, match=r"--out cannot be made in /proc: "):
+        with pytest.raises(ValueError, match=r"--out cannot be created in /proc: "):
             check_folder(Path("/proc/there/found"), overwrite=False)
         assert not list(Path().glob(".neuvar-*"))
         Path("empty").mkdir()
@@ -701,7 +713,7 @@ class TestWriting:
             # The old folder must still be put back, which is the third.
             return (failing(rename) if next(renames) < 2 else rename)(self, target)
 
-        monkeypatch.setattr(writing.os, "fsync", failing(lambda _: None))
+        monkeypatch.setattr(os, "fsync", failing(lambda _: None))
         monkeypatch.setattr(Path, "rename", renaming)
         expected = type(error) if isinstance(error, Exception) else error
         if after > 6 and not earlier:
@@ -724,7 +736,7 @@ class TestWriting:
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
             with pytest.raises(OSError, match="File too large"):
-                put_folder(Path("a/b"), {"x": b"1", "y": b"2" * 5000}, overwrite=False)
+                write_folder(Path("a/b"), {"x": b"1", "y": b"2" * 5000})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             signal.signal(signal.SIGXFSZ, handler)
@@ -788,10 +800,10 @@ class TestDecisions:
         path = self.decide(written, {})
         with pytest.raises(ValueError, match=r"there is no nowhere\.csv"):
             read_decisions(Path("nowhere.csv"), written.source)
-        with pytest.raises(ValueError, match="elsewhere has no result of neuvar clean"):
+        with pytest.raises(ValueError, match="elsewhere has no readable result of neuvar clean"):
             write_decided(written.source, Path("elsewhere"), path)
         other = cleaning(seed=5, names=written.issues.names).source
-        with pytest.raises(ValueError, match="must be made from the same data and labels"):
+        with pytest.raises(ValueError, match="must be the result for the same data and labels"):
             write_decided(other, Path("out"), path)
         assert write_decided(written.source, Path("out"), path) == 0
 
@@ -820,7 +832,7 @@ class TestDecisions:
 
 def test_large_tables_are_read_without_delay():
     rows = "1.5,2.5,3.5,4.5,cat\n2,3,4,5,dog\n" * 25_000
-    found = read_csv(table(text=f"a,b,c,d,label\n{rows}"), "label")
+    found = read_table(table(text=f"a,b,c,d,label\n{rows}"), "label")
     assert found.numbers.shape == (50_000, 4)
     assert found.numbers[1].tolist() == [2, 3, 4, 5]
 

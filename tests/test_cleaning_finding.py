@@ -11,8 +11,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 import neuvar
 from neuvar import find_label_issues
 from neuvar.cleaning import read_examples
-from neuvar.cleaning.networks import network_for
-from neuvar.cleaning.training import History, feed, probabilities_of, train_once
+from neuvar.cleaning.find import History, make_batches, network_for, predict, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp
@@ -361,20 +360,24 @@ class TestHowItTrains:
     def test_batches_of_features_and_of_images(self):
         x, y, _ = blobs(n=10)
         examples = read_examples((x, y))
-        inputs, labels, numbers = next(iter(feed(examples, 4, device="cpu", seed=3).epoch(0)))
+        inputs, labels, numbers = next(
+            iter(make_batches(examples, 4, device="cpu", seed=3).epoch(0))
+        )
         assert torch.equal(inputs, examples.inputs[numbers])
         assert labels.tolist() == y[numbers].tolist()
-        part = list(feed(examples, 4, device="cpu", seed=3).epoch(0, start=1))
+        part = list(make_batches(examples, 4, device="cpu", seed=3).epoch(0, start=1))
         assert len(part) == 2
         images = read_examples((np.arange(160, dtype=np.uint8).reshape(10, 4, 4), y))
-        pixels = torch.cat([b[0] for b in feed(images, 4, device="cpu", shuffle=False).epoch(0)])
+        pixels = torch.cat(
+            [b[0] for b in make_batches(images, 4, device="cpu", shuffle=False).epoch(0)]
+        )
         assert pixels.shape == (10, 1, 4, 4)
         assert float(pixels.mean()) == pytest.approx(0, abs=1e-5)
 
     def test_whatever_is_evaluated_is_in_its_order(self):
         x, y, _ = blobs(n=1100)
         model = network()
-        found = probabilities_of(model, read_examples((x, y)))
+        found = predict(model, read_examples((x, y)))
         with torch.no_grad():
             p = torch.softmax(model(torch.from_numpy(x)).double(), 1).numpy()
         assert found == pytest.approx(p, abs=1e-6)
@@ -394,7 +397,7 @@ class TestNetworks:
     def test_one_for_each_kind_of_data(self, inputs, kind):
         examples = read_examples((inputs, [0, 1, 2, 0, 1, 2]))
         model = network_for(examples, seed=0)
-        first = next(iter(feed(examples, 6, device="cpu", shuffle=False).epoch(0)))[0]
+        first = next(iter(make_batches(examples, 6, device="cpu", shuffle=False).epoch(0)))[0]
         assert model(first).shape == (6, 3)
         convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
         assert bool(convolutions) == (kind == "resnet")
@@ -452,11 +455,11 @@ class TestWhatIsRefused:
 
     def test_options_that_would_be_ignored(self):
         x, y, _ = blobs(n=30)
-        with pytest.raises(ValueError, match="epochs is of no use for a trained model"):
+        with pytest.raises(ValueError, match="epochs has no effect with a trained model"):
             find_label_issues(network(), (x, y), trained=True, epochs=3)
         p = np.full((30, 3), 1 / 3)
         for wrong in ({"trained": True}, {"precision": "bf16"}, {"b": 0.1}, {"device": "cuda"}):
-            with pytest.raises(ValueError, match="is of no use for probabilities"):
+            with pytest.raises(ValueError, match="has no effect with probabilities"):
                 find_label_issues(p, y, **wrong)
 
     def test_one_class(self):

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from neuvar.cleaning.inputs import Examples, folders, pictures, read_examples, read_given
-from neuvar.cleaning.inputs.arrays import read_inputs
-from neuvar.cleaning.inputs.labels import read_labels
+from neuvar.cleaning import find_label_issues, image_folder
+from neuvar.cleaning.class_labels import read_labels
+from neuvar.cleaning.examples import Examples, read_examples, read_inputs, split_data
 from neuvar.data import Dataset, Split
 
 FEATURES = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -171,9 +171,9 @@ class TestLabels:
             ([3, 3], "at least two classes, all examples have the one class '3'"),
             (["cat"], "the one class 'cat'"),
             ([0, 0.5, 1], r"labels must be classes, got 0\.5 at position 1"),
-            ([0, 1, np.inf], "got inf at position 2, which looks like a measured quantity"),
+            ([0, 1, np.inf], "got inf at position 2, which looks like a continuous quantity"),
             ([0, 1e300], r"got 1e\+300 at position 1"),
-            (["a", 1], "of one kind that can be sorted, got values of type int, str"),
+            (["a", 1], "of one type that can be sorted, got values of type int, str"),
             ([1j, 2j], "can be sorted, got values of type complex"),
             ([[1], [2]], "one number or name for each example, got list at position 0"),
             ([1, torch.tensor([1, 2])], "got Tensor at position 1"),
@@ -195,7 +195,7 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("values", "sentence"),
         [
-            ([0, 1, 3], "names or numbers of the 3 classes, got 3 at position 2"),
+            ([0, 1, 3], "names or indices of the 3 classes, got 3 at position 2"),
             ([0, -1, 1], "got -1 at position 1"),
             (np.array([0, 2**63], dtype=np.uint64), "got 9223372036854775808 at position 1"),
             (["a", "d", "b"], "got 'd' at position 1"),
@@ -296,7 +296,7 @@ class TestInputs:
 
     def test_transparent_pixels_are_on_white(self, monkeypatch):
         """Every colour with every opacity, rounded to the nearest; in several parts."""
-        monkeypatch.setattr("neuvar.cleaning.inputs.arrays.AT_ONCE", 3)
+        monkeypatch.setattr("neuvar.cleaning.examples.CHUNK", 3)
         colour, alpha = np.meshgrid(np.arange(256), np.arange(256))
         x = np.stack([colour, 255 - colour, colour // 2, alpha], -1).astype(np.uint8)
         found = read_inputs(np.stack([x, x[::-1], x, x])).numpy()
@@ -433,7 +433,7 @@ class TestExamples:
             found = read_examples(Dicts([item | {"x": kind(item["x"])} for item in items]))
             assert (found.inputs.numpy() == FEATURES).all()
             assert found.labels.tolist() == LABELS
-        labels, names = read_given(Dicts(items), 3)
+        labels, names = read_labels(split_data(Dicts(items)).labels, classes=3)
         assert (labels.tolist(), names) == (LABELS, ("0", "1", "2"))
 
     def test_pictures_and_words_in_dicts(self):
@@ -515,7 +515,7 @@ class TestExamples:
             (pd.DataFrame(FEATURES), "got DataFrame"),
             ({"x": FEATURES, "y": LABELS}, "got dict"),
             (None, "got NoneType"),
-            (Stream(), "a data set with a length and items, .* got Stream"),
+            (Stream(), "a dataset with a length and items, .* got Stream"),
             (DataLoader(Items(FEATURES, LABELS)), "got DataLoader"),
             (
                 TensorDataset(torch.ones(3, 2)),
@@ -541,7 +541,7 @@ class TestExamples:
             read_examples((FEATURES, LABELS), size=size)
 
     def test_size_is_for_pictures(self):
-        with pytest.raises(ValueError, match="size is for pictures and folders of images"):
+        with pytest.raises(ValueError, match="size is for PIL images and folders of images"):
             read_examples((FEATURES, LABELS), size=8)
 
     @pytest.mark.parametrize(
@@ -567,7 +567,7 @@ class TestExamples:
     def test_nothing_optional_is_imported_for_arrays(self):
         code = """
 import sys
-from neuvar.cleaning.inputs import read_examples
+from neuvar.cleaning import read_examples
 read_examples(([[1, 2], [3, 4]], ["a", "b"]))
 print(sorted({"PIL", "pandas", "sklearn"} & set(sys.modules)))
 """
@@ -617,22 +617,23 @@ class TestFolder:
         folder(tmp_path, many)
         found = read_examples(tmp_path, names=("dog", "bird", "cat"))
         assert found.labels.tolist() == [2, 2, 0, 0]
-        with pytest.raises(ValueError, match="numbers of the 2 classes, got 'cat' at position 0"):
+        with pytest.raises(ValueError, match="indices of the 2 classes, got 'cat' at position 0"):
             read_examples(tmp_path, names=("dog", "bird"))
         for path in (tmp_path, str(tmp_path)):
-            labels, names = read_given(path, 2, ("dog", "cat"))
+            labels, names = read_labels(split_data(path).labels, ("dog", "cat"), classes=2)
             assert (labels.tolist(), names) == ([1, 1, 0, 0], ("dog", "cat"))
-            with pytest.raises(ValueError, match="numbers of the 1 classes, got 'cat'"):
-                read_given(path, 1, ("dog",))
+            with pytest.raises(ValueError, match="indices of the 1 classes, got 'cat'"):
+                read_labels(split_data(path).labels, ("dog",), classes=1)
+        p = np.full((4, 3), 1 / 3)
         with pytest.raises(ValueError, match="names must be left out for Examples"):
-            read_given(found, 3, ("dog", "bird", "cat"))
-        assert read_given(found, 3)[1] == found.names
+            find_label_issues(p, found, names=("dog", "bird", "cat"))
+        assert find_label_issues(p, found).names == found.names
 
     def test_a_class_may_be_called_nan(self, tmp_path):
         folder(tmp_path, {f"{k}/1.png": picture() for k in ("nan", "cat")})
         assert read_examples(tmp_path).names == ("cat", "nan")
 
-    @pytest.mark.parametrize("ending", sorted(folders.KINDS))
+    @pytest.mark.parametrize("ending", sorted(image_folder.SUFFIXES))
     def test_all_kinds_of_images(self, tmp_path, ending):
         grey = ending == ".pgm"
         one, two = (
@@ -683,12 +684,12 @@ class TestFolder:
         ):
             read_examples(root)
         (root / "b/3.png").unlink()
-        sentence = r"4 of 6 images .* the first is b/4\.jpg: it is no image of a known kind$"
+        sentence = r"4 of 6 images .* the first is b/4\.jpg: not an image of a supported format$"
         with pytest.raises(ValueError, match=sentence):
             read_examples(root)
         (root / "b/4.jpg").unlink()
         # Pillow knows PostScript, and would start another program for it.
-        with pytest.raises(ValueError, match=r"b/5\.png: it is no image of a known kind$"):
+        with pytest.raises(ValueError, match=r"b/5\.png: not an image of a supported format$"):
             read_examples(root)
         (root / "b/5.png").unlink()
         with pytest.raises(ValueError, match=r"the first is b/6\.png: No such file or directory$"):
@@ -704,9 +705,9 @@ class TestFolder:
         """It holds for the picture as it is stored, not for what is unpacked of it."""
         many = {"a/1.png": picture(size=(10, 10)), "b/2.jpg": picture(size=(1000, 1001))}
         folder(tmp_path, many)
-        monkeypatch.setattr(pictures, "MOST_PIXELS", 1_001_000)
+        monkeypatch.setattr(image_folder, "MAX_PIXELS", 1_001_000)
         assert len(read_examples(tmp_path)) == 2
-        monkeypatch.setattr(pictures, "MOST_PIXELS", 1_000_999)
+        monkeypatch.setattr(image_folder, "MAX_PIXELS", 1_000_999)
         with pytest.raises(ValueError, match="it has 1000 x 1001 pixels, more than 1,000,999"):
             read_examples(tmp_path)
         with pytest.raises(ValueError, match="it has 1000 x 1001 pixels"):
@@ -725,7 +726,7 @@ class TestFolder:
             ),
             (
                 {"train/a/1.png": picture(), "Val/a/1.png": picture()},
-                "but Val, train are parts of a data set: give one of them",
+                "but Val, train are splits of a dataset: choose one of them",
             ),
         ],
     )
@@ -889,7 +890,7 @@ class TestPictures:
     @pytest.mark.parametrize(("mode", "color", "said"), [("L", 7, "7"), ("RGB", (1, 2, 3), "[1,")])
     def test_pictures_that_are_all_one_colour_are_refused(self, tmp_path, mode, color, said):
         many = {f"{k}/1.png": picture(mode, (8, 8), color) for k in "ab"}
-        with pytest.raises(ValueError, match="must differ, all pixels of all 2 come out as ") as no:
+        with pytest.raises(ValueError, match="must differ, all pixels of all 2 are ") as no:
             read_examples(folder(tmp_path, many))
         assert said in str(no.value)
         folder(tmp_path, {"b/2.png": picture(mode, (8, 8), 0)})
@@ -950,7 +951,7 @@ class TestPictures:
         assert found[1].unique().tolist() == [50]
 
     def test_is_picture(self, monkeypatch):
-        assert pictures.is_picture(picture())
-        assert not pictures.is_picture(np.zeros((8, 8)))
+        assert image_folder.is_picture(picture())
+        assert not image_folder.is_picture(np.zeros((8, 8)))
         monkeypatch.delitem(sys.modules, "PIL.Image")
-        assert not pictures.is_picture(Path())
+        assert not image_folder.is_picture(Path())

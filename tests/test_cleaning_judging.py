@@ -92,7 +92,7 @@ class TestOneExample:
     def test_many_examples_are_judged_as_few_are(self, monkeypatch):
         p, y, _ = noisy(np.random.default_rng(4))
         whole = judge_labels(p, y)
-        monkeypatch.setattr("neuvar.cleaning.judging.AT_ONCE", 7)
+        monkeypatch.setattr("neuvar.cleaning.score.CHUNK", 7)
         parts = judge_labels(p, y)
         assert (parts.quality == whole.quality).all()
         assert (parts.flagged == whole.flagged).all()
@@ -179,7 +179,7 @@ class TestAll:
     def test_many_classes_are_not_gone_through_one_by_one(self, monkeypatch):
         calls = []
         monkeypatch.setattr(
-            "neuvar.cleaning.judging.wilson", lambda *how: calls.append(how) or wilson(*how)
+            "neuvar.cleaning.score.wilson", lambda *how: calls.append(how) or wilson(*how)
         )
         y = np.arange(200) % 100
         found = judge_labels(np.eye(100)[y], y)
@@ -226,9 +226,9 @@ class TestWhatItTakes:
             ([[0.5, 0.5]], [0, 1], "the same length, got 1 and 2"),
             ([[0.5, 0.5]], [2], "labels must be below 2, .* got 2"),
             ([[0.5, 0.5]], [-1], "labels must not be negative, got -1"),
-            ([[0.5, 0.5]], [0.5], "labels must be whole numbers"),
-            ([[0.5, 0.5]], ["a"], "labels must be whole numbers"),
-            ([[0.5, 0.5]], [[0]], r"labels must be a list of class numbers, got shape \(1, 1\)"),
+            ([[0.5, 0.5]], [0.5], "labels must be integers"),
+            ([[0.5, 0.5]], ["a"], "labels must be integers"),
+            ([[0.5, 0.5]], [[0]], r"labels must be a list of class indices, got shape \(1, 1\)"),
             ([[0.5, 0.6]], [0], "row 0 sums to 1.1"),
             ([[1.5, -0.5]], [0], "not negative"),
             ([[np.nan, 1.0]], [0], "finite"),

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from neuvar.cleaning import find_label_issues, judge_labels
-from neuvar.cleaning.inputs import Examples
+from neuvar.cleaning import Examples, find_label_issues, judge_labels
 from neuvar.cli import label_issues, main, progress
 from neuvar.cli.clean import TRAINING
-from neuvar.cli.label_issues import standardised
+from neuvar.cli.label_issues import standardize
 from neuvar.data import mnist_excerpt
 from neuvar.labels import corrupt
 
@@ -101,7 +100,7 @@ def test_probabilities_to_files(capsys, digits):
         ["0", "2", "1"],
     ]
     assert lines[6:] == [
-        "written: out/clean/index.html, where the worst can be accepted or rejected",
+        "page to review the worst: out/clean/index.html",
         'cleaned labels: numpy.load("out/clean/labels.npy")',
     ]
     folder = Path("out/clean")
@@ -218,28 +217,28 @@ def test_inputs_by_name(capsys, finder):
 @pytest.mark.parametrize("shape", [(3, 32, 32), (32, 32, 3), (40, 40), (1, 28, 28), (28, 28)])
 def test_the_network_depends_on_the_shape_alone(shape):
     from neuvar.cleaning import network_for, read_examples
-    from neuvar.cleaning.training import feed
+    from neuvar.cleaning.find import make_batches
 
     found = []
     for kind in (np.uint8, np.float32, np.int64):
         examples = read_examples((np.zeros((4, *shape), kind), [0, 1, 0, 1]))
         network = network_for(examples, seed=0)
-        batch = next(iter(feed(examples, 4, device="cpu", shuffle=False).epoch(0)))[0]
+        batch = next(iter(make_batches(examples, 4, device="cpu", shuffle=False).epoch(0)))[0]
         assert network(batch).shape == (4, 2)
         found.append([tuple(p.shape) for p in network.parameters()])
     assert found[0] == found[1] == found[2]
 
 
-def test_standardised():
+def test_standardize():
     labels, names = np.array([0, 1]), ("a", "b")
     flat = Examples(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), labels, names)
-    assert standardised(flat).inputs.tolist() == [[-1, 0], [1, 0]]
+    assert standardize(flat).inputs.tolist() == [[-1, 0], [1, 0]]
     image = Examples(torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]]), labels, names)
-    assert standardised(image).inputs.tolist() == [[[-1, 1]], [[1, -1]]]
+    assert standardize(image).inputs.tolist() == [[[-1, 1]], [[1, -1]]]
     far = Examples(torch.tensor([[1e9], [1e9 + 128]]), labels, names)
-    assert standardised(far).inputs.tolist() == [[-1], [1]]
+    assert standardize(far).inputs.tolist() == [[-1], [1]]
     bytes_ = Examples(torch.zeros(2, 3, 3, dtype=torch.uint8), labels, names)
-    assert standardised(bytes_) is bytes_
+    assert standardize(bytes_) is bytes_
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_standardised():
         ("--decisions d.csv --overwrite", "--overwrite must not be given with --decisions"),
         ("--decisions d.csv --top 0", "--top must not be given with --decisions"),
         ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
-        ("--decisions d.csv", "out/clean has no result of neuvar clean"),
+        ("--decisions d.csv", "out/clean has no readable result of neuvar clean"),
         ("--out digits.npz", "--out must be a folder, digits.npz is a file"),
         ("--epoch 3", "unrecognized arguments: --epoch 3"),
     ],
@@ -398,7 +397,7 @@ def test_an_earlier_result(capsys, digits, finder):
     assert neuvar(capsys, "clean", "digits.npz")[0] == 0
     code, _, err = neuvar(capsys, "clean", "digits.npz")
     assert code == 2
-    assert err == "neuvar: out/clean has an earlier result, which --overwrite would replace\n"
+    assert err == "neuvar: out/clean has an earlier result, use --overwrite to replace it\n"
     assert len(finder.calls) == 1  # it is said before the training, not after it
     assert neuvar(capsys, "clean", "digits.npz", "--overwrite", "--seed", "9")[0] == 0
     assert json.loads(Path("out/clean/summary.json").read_text())["seed"] == 9

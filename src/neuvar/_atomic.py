@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -41,3 +42,39 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+
+
+def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace a folder by a new one with these files. After any failure, the old one is there."""
+    path = path.resolve()
+    missing = [parent for parent in path.parents if not parent.exists()]
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    try:
+        unfinished.mkdir(parents=True)
+        for name, content in contents.items():
+            with (unfinished / name).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        _exchange(unfinished, path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for parent in missing:  # innermost first
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def _exchange(new: Path, path: Path) -> None:
+    old = new.with_suffix(".old")
+    try:
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    finally:
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,12 +1,10 @@
-"""Wrong labels: find, rank, correct, show."""
+"""Find, rank and correct wrong labels."""
 
 from typing import Any
 
-from neuvar.cleaning.finding import find_label_issues
-from neuvar.cleaning.inputs import Examples, read_examples
-from neuvar.cleaning.issues import LabelIssues, NoiseRate, Transition
-from neuvar.cleaning.judging import judge_labels
-from neuvar.cleaning.networks import network_for
+from neuvar.cleaning.examples import Examples, read_examples
+from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.score import LabelIssues, NoiseRate, Transition, judge_labels
 
 __all__ = [
     "Examples",
@@ -21,9 +19,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The classifier for scikit-learn, which is imported only when it is asked for."""
+    """Import scikit-learn only when NVRMClassifier is used."""
     if name == "NVRMClassifier":
-        from neuvar.cleaning.estimator import NVRMClassifier
+        from neuvar.cleaning.sklearn import NVRMClassifier
 
         return NVRMClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

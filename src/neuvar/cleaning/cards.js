@@ -1,9 +1,9 @@
-// The examples, as cards in a grid.
+// The grid of example cards.
 const PORTION = 72; // whole rows of two, three, four and six
 let fitting = [], drawn = 0, here = null;
 
-function sight(card) {
-  const about = `Example ${card.place}`;
+function preview(card) {
+  const about = `Example ${card.id}`;
   if (data.pictures) return make("img", { src: data.pictures[card.i], alt: about, draggable: "false" });
   if (data.numbers) {
     const rows = data.numbers[card.i].map((value, k) => make("tr", {},
@@ -19,7 +19,7 @@ function bars(values, about) {
   svg.setAttribute("viewBox", `0 0 ${values.length} 200`);
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${about}: features as distances from their means`);
+  svg.setAttribute("aria-label", `${about}: features as deviations from their means`);
   values.forEach((value, x) => {
     const bar = document.createElementNS(space, "rect");
     const set = { x: x + 0.1, width: 0.8, y: value > 0 ? 100 - value : 100, height: Math.max(Math.abs(value), 1) };
@@ -34,11 +34,11 @@ function draw(card) {
   const others = make("select", { "aria-label": "Another class", title: "Another class" }, make("option", { value: "" }, "Other…"));
   others.hidden = names.length < 3;
   card.element = make("li", { class: "card", tabindex: "-1", "data-index": card.index },
-    make("div", { class: "sight" }, sight(card)),
+    make("div", { class: "preview" }, preview(card)),
     make("p", { class: "turn" }, isolated(names[card.given], { class: "from" }),
       arrow(), isolated(names[card.suggested], { class: "to" })),
-    make("p", { class: "about" }, make("span", { title: "Quality of the label, from 0 to 1" }, `quality ${quality}`),
-      isolated(data.place === "file" ? card.place : `#${card.place}`, { class: "place" })),
+    make("p", { class: "about" }, make("span", { title: "Label quality, from 0 to 1" }, `quality ${quality}`),
+      isolated(data.id_column === "file" ? card.id : `#${card.id}`, { class: "id" })),
     make("div", { class: "choices" },
       make("button", { type: "button", class: "accept", value: "accept", title: "Use the suggestion (a)" }, "Accept"),
       make("button", { type: "button", class: "reject", value: "reject", title: "Keep the given label (r)" }, "Reject"), others));
@@ -46,7 +46,7 @@ function draw(card) {
   return card.element;
 }
 
-/** All classes are put into a list when someone reaches for it: there may be many. */
+/** Fills a list of classes when it is first used: there may be many. */
 function fill(select) {
   if (select.options.length > 1) return;
   select.append(...names.map((name, k) => make("option", { value: k }, name)));
@@ -57,7 +57,7 @@ function refresh(card) {
   const now = kind(card), label = decisions.get(card.index);
   card.element.dataset.decision = now;
   for (const button of all("button", card.element)) button.setAttribute("aria-pressed", String(button.value === now));
-  card.element.setAttribute("aria-label", `${card.place}: given ${names[card.given]}, suggested ${names[card.suggested]}, ${now ? `decided: ${names[label]}` : "open"}`);
+  card.element.setAttribute("aria-label", `${card.id}: given ${names[card.given]}, suggested ${names[card.suggested]}, ${now ? `decided: ${names[label]}` : "open"}`);
   const select = card.element.querySelector("select");
   if (now === "other") fill(select);
   select.value = now === "other" ? String(label) : "";
@@ -72,31 +72,31 @@ function extend(least = drawn + PORTION) {
   get("grid").append(...fitting.slice(drawn, end).map((card) => card.element ?? draw(card)));
   drawn = end;
   get("more").hidden = drawn >= fitting.length;
-  get("more").textContent = `Show more of the ${count(fitting.length - drawn)} that are left`;
+  get("more").textContent = `Show more (${count(fitting.length - drawn)} left)`;
 }
 
 function fits(card, words) {
   const given = get("given").value, suggested = get("suggested").value, decided = get("decided").value;
-  const place = card.place.toLowerCase();
+  const id = card.id.toLowerCase();
   return (given === "" || card.given === Number(given)) && (suggested === "" || card.suggested === Number(suggested)) &&
     (decided === "" || decisions.has(card.index) === (decided === "made")) &&
-    (!words.length || (data.place === "file" ? words.every((word) => place.includes(word)) : words.includes(place)));
+    (!words.length || (data.id_column === "file" ? words.every((word) => id.includes(word)) : words.includes(id)));
 }
 
 function apply() {
-  const words = get("search").value.toLowerCase().split(data.place === "file" ? /\s+/ : /[\s,#]+/).filter(Boolean);
+  const words = get("search").value.toLowerCase().split(data.id_column === "file" ? /\s+/ : /[\s,#]+/).filter(Boolean);
   fitting = cards.filter((card) => fits(card, words));
   if (get("order").value === "best") fitting.reverse();
-  if (get("order").value === "place") fitting.sort((a, b) => a.index - b.index);
+  if (get("order").value === "data") fitting.sort((a, b) => a.index - b.index);
   get("grid").replaceChildren();
   drawn = 0;
   extend();
-  land(fitting[0] ?? null);
+  setCurrent(fitting[0] ?? null);
   const filtered = ["given", "suggested", "decided", "search"].some((id) => get(id).value !== "");
-  const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} that are flagged` : "";
+  const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
   const shown = filtered ? `${count(fitting.length)} of ${count(cards.length)}` : `All ${count(cards.length)}`;
-  const found = cards.length ? `${shown} examples of this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
-  get("shown").textContent = `${found}${rest}.`;
+  const text = cards.length ? `${shown} examples on this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
+  get("shown").textContent = `${text}${rest}.`;
   get("clear").hidden = !filtered;
   get("nothing").hidden = fitting.length > 0 || !cards.length;
   for (const id of ["accept-all", "reject-all"]) get(id).disabled = !fitting.length;
@@ -110,8 +110,8 @@ function filterPair(given, suggested) {
   apply();
 }
 
-/** One card at a time can be reached with the tab key; arrow keys go on from there. */
-function land(card, focus = false) {
+/** The tab key reaches one card; arrow keys move from there. */
+function setCurrent(card, focus = false) {
   if (here?.element) here.element.tabIndex = -1;
   here = card;
   if (!card) return;
@@ -123,7 +123,7 @@ function step(card, by) {
   const to = fitting.indexOf(card) + by;
   if (to < 0 || to >= fitting.length) return;
   if (to >= drawn) extend(to + PORTION);
-  land(fitting[to], true);
+  setCurrent(fitting[to], true);
 }
 
 function columns() {
@@ -132,7 +132,7 @@ function columns() {
   return next < 0 ? drawn : next;
 }
 
-function typed(event) {
+function onKey(event) {
   const element = event.target.closest(".card");
   if (!element || event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey) return;
   const card = byIndex.get(Number(element.dataset.index)), letter = event.key.toLowerCase();
@@ -146,17 +146,17 @@ function typed(event) {
   event.preventDefault();
 }
 
-function grid() {
-  // Also classes that nothing is flagged of: any cell of the map can be chosen.
+function startGrid() {
+  // Also classes without flagged labels: any cell of the map can be chosen.
   for (const id of ["given", "suggested"]) get(id).append(make("option", { value: "" }, "All"), ...names.map((name, k) => make("option", { value: k }, name)));
-  get("search-name").textContent = data.place === "file" ? "File" : "Index";
+  get("search-name").textContent = data.id_column === "file" ? "File" : "Index";
   for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", apply);
   get("search").addEventListener("input", apply);
   get("clear").addEventListener("click", () => {
     for (const id of ["given", "suggested", "decided", "search"]) get(id).value = "";
     apply();
   });
-  get("more").addEventListener("click", () => { const next = drawn; extend(); land(fitting[next], true); });
+  get("more").addEventListener("click", () => { const next = drawn; extend(); setCurrent(fitting[next], true); });
   const open = () => fitting.filter((card) => !decisions.has(card.index));
   get("accept-all").addEventListener("click", () => decide(open().map((card) => [card, card.suggested])));
   get("reject-all").addEventListener("click", () => decide(open().map((card) => [card, card.given])));
@@ -168,10 +168,10 @@ function grid() {
     else choose(card, button.value);
   });
   list.addEventListener("change", (event) => decide([[of(event), event.target.value === "" ? undefined : Number(event.target.value)]]));
-  for (const reached of ["focusin", "pointerover"]) {
-    list.addEventListener(reached, (event) => { if (event.target.tagName === "SELECT") fill(event.target); });
+  for (const type of ["focusin", "pointerover"]) {
+    list.addEventListener(type, (event) => { if (event.target.tagName === "SELECT") fill(event.target); });
   }
-  list.addEventListener("focusin", (event) => { if (of(event)) land(of(event)); });
-  list.addEventListener("keydown", typed);
+  list.addEventListener("focusin", (event) => { if (of(event)) setCurrent(of(event)); });
+  list.addEventListener("keydown", onKey);
   apply();
 }

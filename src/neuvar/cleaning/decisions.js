@@ -1,9 +1,9 @@
-// What the person decides, and the files made of it.
+// Decisions of the user, and the files to download.
 const key = () => `neuvar-clean-${data.key}`;
 
 function recall() {
   let kept = {};
-  try { kept = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not ours, or damaged */ }
+  try { kept = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not valid JSON */ }
   if (Array.isArray(kept)) kept = {};
   for (const [index, label] of Object.entries(kept ?? {})) {
     if (byIndex.has(Number(index)) && Number.isInteger(label) && label in names) decisions.set(Number(index), label);
@@ -16,7 +16,7 @@ function kind(card) {
   return label === card.suggested ? "accept" : label === card.given ? "reject" : "other";
 }
 
-/** Set labels of examples, undefined for none; one call is one step to undo. */
+/** Sets labels of examples, undefined to clear; one call is one undo step. */
 function decide(changes, { undoing = false } = {}) {
   if (!changes.length) return;
   if (!undoing) past.push(changes.map(([card]) => [card, decisions.get(card.index)]));
@@ -44,7 +44,7 @@ function tally() {
   for (const id of ["save-decisions", "dock-save", "forget"]) get(id).disabled = !decisions.size;
 }
 
-/** A cell as in the command's own files: quoted if need be, and never a formula. */
+/** A CSV cell, quoted if necessary, and never a formula; the same as escape_cell in tables.py. */
 function cell(text) {
   const formula = /^'*[=+\-@\t\r]/.test(text) && !/^[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?$/.test(text);
   const safe = formula ? `'${text}` : text;
@@ -64,9 +64,9 @@ function save(name, rows) {
 function saveDecisions() {
   const made = cards.filter((card) => decisions.has(card.index));
   const rows = made.map((card) => [
-    card.place, names[card.given], names[card.suggested], kind(card), names[decisions.get(card.index)],
+    card.id, names[card.given], names[card.suggested], kind(card), names[decisions.get(card.index)],
   ]);
-  save("decisions.csv", [[data.place, "given", "suggested", "decision", "label"], ...rows]);
+  save("decisions.csv", [[data.id_column, "given", "suggested", "decision", "label"], ...rows]);
 }
 
 function saveLabels() {
@@ -75,10 +75,10 @@ function saveLabels() {
   flagged.forEach((index, i) => { labels[index] = suggested[i]; });
   for (const [index, label] of decisions) labels[index] = label;
   const rows = labels.map((label, index) => [files ? files[index] : String(index), names[label]]);
-  save("labels.csv", [[data.place, "label"], ...rows]);
+  save("labels.csv", [[data.id_column, "label"], ...rows]);
 }
 
-function taking() {
+function startDecisions() {
   get("save-decisions").addEventListener("click", saveDecisions);
   get("dock-save").addEventListener("click", saveDecisions);
   get("save-labels").addEventListener("click", saveLabels);
@@ -86,6 +86,6 @@ function taking() {
   get("too-many").hidden = Boolean(data.labels);
   get("forget").addEventListener("click", () => decide([...decisions.keys()].map((index) => [byIndex.get(index), undefined])));
   get("undo").addEventListener("click", undo);
-  get("taking-back").textContent = data.command;
+  get("apply-command").textContent = data.command;
   tally();
 }

@@ -1,9 +1,9 @@
-// The map of classes.
+// The confusion map of classes.
 const FEW = 20, MANY = 150;
 let view = "pairs", picked = [];
 
-/** The classes of the most frequent pairs, as many as can be read at once. */
-function concerned() {
+/** The classes of the most frequent pairs, at most FEW. */
+function mostConfused() {
   const found = new Set();
   for (const [i, j] of [...data.pairs].sort((a, b) => b[2] - a[2])) {
     if (found.size + !found.has(i) + !found.has(j) <= FEW) found.add(i).add(j);
@@ -12,7 +12,7 @@ function concerned() {
   return [...found].sort((a, b) => a - b);
 }
 
-/** Elements of the view that is shown: row, column, colour from 0 to 1, words of the cell. */
+/** Elements of the current view: row, column, colour from 0 to 1, text. */
 function elements() {
   if (view === "pairs") {
     const most = Math.max(1, ...data.pairs.map(([, , found]) => found));
@@ -22,19 +22,19 @@ function elements() {
   return data.transition.map(([i, j, share]) => [i, j, i === j ? 0 : Math.sqrt(share / most), (100 * share).toFixed(share < 0.1 ? 1 : 0)]);
 }
 
-function say(row, column) {
+function describe(row, column) {
   if (view === "pairs") {
     const found = data.pairs.find(([i, j]) => i === row && j === column)?.[2] ?? 0;
-    return [isolated(names[row]), " was given, ", isolated(names[column]), ` is suggested: ${count(found)} flagged`];
+    return [isolated(names[row]), " given, ", isolated(names[column]), ` suggested: ${count(found)} flagged`];
   }
   const found = data.transition.find(([i, j]) => i === row && j === column);
   const empty = !data.transition.some(([i]) => i === row);
-  const share = empty ? "not known" : found ? `${percent(found[2])}, interval ${percent(found[3])} – ${percent(found[4])}` : `< ${percent(data.least)}`;
+  const share = empty ? "unknown" : found ? `${percent(found[2])}, interval ${percent(found[3])} – ${percent(found[4])}` : `< ${percent(data.least)}`;
   return [isolated(names[row]), row === column ? " keeps its label: " : " gets the label ", ...(row === column ? [] : [isolated(names[column]), ": "]), share];
 }
 
 function drawMap() {
-  const dense = picked.length > FEW + 4, place = new Map(picked.map((k, position) => [k, position]));
+  const dense = picked.length > FEW + 4, position = new Map(picked.map((k, i) => [k, i]));
   const table = make("table", { role: "grid", class: dense ? "map dense" : picked.length > 12 ? "map small" : "map" });
   const tall = !dense && picked.some((k) => names[k].length > 3);
   const axes = view === "pairs" ? ["given", "suggested"] : ["true", "given"];
@@ -47,8 +47,8 @@ function drawMap() {
     return make("tr", {}, make("th", { scope: "row" }, isolated(names[k])), ...cells);
   });
   for (const [i, j, heat, words] of elements()) {
-    if (!place.has(i) || !place.has(j)) continue;
-    const element = rows[place.get(i)].cells[place.get(j) + 1];
+    if (!position.has(i) || !position.has(j)) continue;
+    const element = rows[position.get(i)].cells[position.get(j) + 1];
     element.style.setProperty("--share", heat.toFixed(3));
     if (!dense) element.append(words);
   }
@@ -58,9 +58,9 @@ function drawMap() {
   if (first) first.tabIndex = 0;
   get("map").replaceChildren(table);
   const reading = view === "pairs"
-    ? "How many labels of each class are flagged, and as what. Choose a cell to see its examples below."
-    : "How likely a true class gets each label, in percent, as far as the network can tell. Choose a cell to see its flagged examples below.";
-  const part = names.length > MANY ? ` The map has the ${FEW} of ${count(names.length)} classes that are mixed up most.` : "";
+    ? "Number of flagged labels for each given and suggested class. Click a cell to see its examples below."
+    : "Estimated probability, in percent, that an example of a true class has each given label. Click a cell to see its flagged examples below.";
+  const part = names.length > MANY ? ` The map shows the ${FEW} most confused of ${count(names.length)} classes.` : "";
   get("reading").textContent = reading + part;
   mark();
 }
@@ -106,15 +106,15 @@ function moveInMap(event) {
   event.preventDefault();
 }
 
-function map() {
+function startMap() {
   const extent = get("extent").querySelector("select"), views = all(".views button"), field = get("map");
   picked = names.map((_, k) => k);
   if (names.length > FEW + 4) {
-    picked = concerned();
-    extent.append(make("option", { value: "few" }, `The ${FEW} classes mixed up most`), make("option", { value: "all" }, `All ${names.length} classes`));
+    picked = mostConfused();
+    extent.append(make("option", { value: "few" }, `The ${FEW} most confused classes`), make("option", { value: "all" }, `All ${names.length} classes`));
     get("extent").hidden = names.length > MANY;
   }
-  extent.addEventListener("change", () => { picked = extent.value === "few" ? concerned() : names.map((_, k) => k); drawMap(); });
+  extent.addEventListener("change", () => { picked = extent.value === "few" ? mostConfused() : names.map((_, k) => k); drawMap(); });
   for (const button of views) {
     button.addEventListener("click", () => {
       view = button.value;
@@ -125,7 +125,7 @@ function map() {
   }
   const tell = (event) => {
     const element = event.target.closest("[data-row]");
-    if (element) get("readout").replaceChildren(...say(Number(element.dataset.row), Number(element.dataset.column)));
+    if (element) get("readout").replaceChildren(...describe(Number(element.dataset.row), Number(element.dataset.column)));
   };
   field.addEventListener("pointerover", tell);
   field.addEventListener("focusin", tell);

@@ -1,4 +1,4 @@
-// What all parts of this page use, and how it starts.
+// Shared functions and data, and the start of the page.
 const count = (number) => number.toLocaleString("en");
 const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
 
@@ -14,7 +14,7 @@ const isolated = (text, attributes = {}) => make("bdi", { title: text, ...attrib
 
 let data, names, cards;
 const byIndex = new Map();
-const decisions = new Map(); // the label that was chosen, by the number of the example
+const decisions = new Map(); // chosen label by index of the example
 const past = [];
 
 function load() {
@@ -22,7 +22,7 @@ function load() {
   names = data.names;
   const c = data.cards;
   cards = c.index.map((index, i) => ({
-    i, index, place: c.place ? c.place[i] : String(index),
+    i, index, id: c.id ? c.id[i] : String(index),
     given: c.given[i], suggested: c.suggested[i], quality: c.quality[i],
   }));
   for (const card of cards) byIndex.set(card.index, card);
@@ -32,5 +32,5 @@ function load() {
 document.addEventListener("DOMContentLoaded", () => {
   load();
   document.querySelector("main").hidden = false;
-  for (const start of [map, grid, taking]) start();
+  for (const start of [startMap, startGrid, startDecisions]) start();
 });

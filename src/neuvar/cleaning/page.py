@@ -1,61 +1,74 @@
-"""What was found as one HTML page that needs nothing but itself."""
+"""Render the results as one self-contained HTML page."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shlex
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
-from neuvar.cleaning.issues import Array
-from neuvar.cleaning.summary import Cleaning, findings, printable
-from neuvar.cleaning.thumbnails import MOST_NUMBERS, are_pictures, bars, numbers, pictures
+from neuvar.cleaning.examples import has_channels_last
+from neuvar.cleaning.image_folder import NEEDS_PILLOW
+from neuvar.cleaning.score import Array
+from neuvar.cleaning.summary import Cleaning, printable
 from neuvar.pages import fill
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
-LEADS = {
-    True: "A network that is trained with noise on its weights does not learn labels by heart. "
-    "Here is where it disagrees with them.",
-    False: "Here is where the probabilities of another network disagree with the labels.",
-}
-"""What is said first, with and without a training of our own."""
-ROOM = 4_500_000
-"""Characters that the data in a page may take."""
-LEAST_FOR_PICTURES = 2_000_000
-"""Of these, what is kept for pictures."""
-LEAST_SHOWN = 0.0005
-"""Elements of the transition matrix below this share are left out of the page."""
-MOST_ELEMENTS = 22_500
-"""How many of them are kept at most: all of 150 classes."""
+TRAINED = (
+    "A network trained with noise on its weights does not memorize wrong labels. These are the "
+    "labels it disagrees with."
+)
+GIVEN = "These are the labels that the given probabilities disagree with."
+MAX_DATA = 4_500_000
+"""Characters of data in a page."""
+MIN_PICTURES = 2_000_000
+"""Of these, characters reserved for pictures."""
+MIN_SHARE = 0.0005
+"""Smaller elements of the transition matrix are left out."""
+MAX_ELEMENTS = 22_500
+MAX_SIDE = 96
+"""Largest side of a picture, in pixels."""
+MIN_SIDE = 12
+"""Pictures are not shrunk below this side to save space."""
+MAX_NUMBERS = 8
+"""More features than this are shown as bars."""
+MAX_BARS = 64
 
 
-def page(cleaning: Cleaning, *, top: int, folder: str) -> str:
-    """The page; every word of the data is escaped, and the page may load nothing.
+def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
+    """The page. All text of the data is escaped, and the page loads nothing.
 
     Args:
-        cleaning: what was found.
-        top: how many flagged examples are shown.
-        folder: where the page will be, for the command that takes decisions back.
+        cleaning: the results.
+        top: number of flagged examples to show.
+        folder: the results folder, for the command that applies decisions.
     """
+    details = cleaning.details.items()
     return fill(
         "neuvar.cleaning",
         scripts=SCRIPTS,
         name=escape(printable(cleaning.source.name)),
-        findings=escape(findings(cleaning)),
-        lead=LEADS["network" in cleaning.settings],
+        findings=escape(str(cleaning)),
+        lead=TRAINED if "network" in cleaning.settings else GIVEN,
         figures=_figures(cleaning),
-        settings=_settings(cleaning),
+        settings="".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in details),
         command=escape(printable(cleaning.command)),
-        data=embedded(page_data(cleaning, top=top, folder=folder)),
+        data=embed(page_data(cleaning, top=top, folder=folder)),
     )
 
 
-def embedded(data: Any) -> str:
-    r"""JSON that cannot end the element which it stands in.
+def embed(data: Any) -> str:
+    r"""JSON that is safe inside a script element.
 
-    >>> print(embedded({"name": "</script>&"}))
+    >>> print(embed({"name": "</script>&"}))
     {"name":"\u003c/script\u003e\u0026"}
     """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -65,107 +78,139 @@ def embedded(data: Any) -> str:
 
 
 def _figures(cleaning: Cleaning) -> str:
-    issues = cleaning.issues
-    rate = issues.noise_rate
-    interval = f"{100 * rate.low:.1f} – {100 * rate.high:.1f} %"
-    said = [
-        ("Labels", f"{len(issues):,}", f"in {len(issues.names):,} classes"),
-        (
-            "Flagged",
-            f"{cleaning.flagged:,}",
-            f"{100 * cleaning.flagged / len(issues):.1f} % of all",
-        ),
-        (
-            "Estimated share of wrong labels",
-            f"{100 * rate.value:.1f} %",
-            f"{100 * rate.confidence:.3g} % interval of sampling {interval}",
-        ),
+    n, rate = len(cleaning.issues), cleaning.issues.noise_rate
+    confidence = f"{100 * rate.confidence:.3g} %"
+    interval = f"{confidence} interval {100 * rate.low:.1f} – {100 * rate.high:.1f} %"
+    figures = [
+        ("Labels", f"{n:,}", f"in {len(cleaning.issues.names):,} classes"),
+        ("Flagged", f"{cleaning.flagged:,}", f"{100 * cleaning.flagged / n:.1f} % of all"),
+        ("Estimated share of wrong labels", f"{100 * rate.value:.1f} %", interval),
     ]
     return "".join(
-        f"<div><dt>{escape(what)}</dt><dd><b>{escape(value)}</b>"
-        f"<span>{escape(more)}</span></dd></div>"
-        for what, value, more in said
-    )
-
-
-def _settings(cleaning: Cleaning) -> str:
-    said = [*cleaning.settings.items(), ("seconds", f"{cleaning.seconds:.1f}")]
-    return "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(printable(str(value)))}</dd>"
-        for name, value in said
+        f"<div><dt>{what}</dt><dd><b>{value}</b><span>{more}</span></dd></div>"
+        for what, value, more in figures
     )
 
 
 def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
-    """What the script of the page works with."""
+    """The data that the page's script uses."""
     source, issues = cleaning.source, cleaning.issues
     shown = issues.worst[:top]
-    data: dict[str, Any] = {
-        "key": source.sha256[:16],
-        "n": len(issues),
-        "flagged": cleaning.flagged,
-        "place": source.place_name,
-        "names": list(issues.names),
-        "command": _taking_back(cleaning, folder),
-        "cards": {
-            "index": shown.tolist(),
-            "place": [source.places[i] for i in shown] if source.examples.files else None,
-            "given": issues.labels[shown].tolist(),
-            "suggested": issues.suggested[shown].tolist(),
-            "quality": [float(f"{q:.4g}") for q in issues.quality[shown]],
-        },
-        "pairs": _pairs(cleaning),
-        **_transition(cleaning),
-        "labels": _labels(cleaning),
-    }
-    left = ROOM - len(embedded(data))
-    return data | _seen(cleaning, shown, max(left, LEAST_FOR_PICTURES))
-
-
-def _taking_back(cleaning: Cleaning, folder: str) -> str:
-    """The command that applies decisions, which needs the data and their labels once more."""
-    words = ["neuvar", "clean", *cleaning.again]
-    return shlex.join([*words, "--decisions", "decisions.csv", "--out", folder])
-
-
-def _pairs(cleaning: Cleaning) -> list[list[int]]:
-    pairs = cleaning.issues.pairs
-    return [[int(i), int(j), int(pairs[i, j])] for i, j in np.argwhere(pairs)]
-
-
-def _transition(cleaning: Cleaning) -> dict[str, Any]:
-    """True class, given label, probability and its interval of all elements but the least."""
-    t = cleaning.issues.transition
-    known = np.nan_to_num(t.matrix, nan=-1.0)
-    least = max(LEAST_SHOWN, float(np.sort(known, axis=None)[-MOST_ELEMENTS:][0]))
-    found = [
-        [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
-        for i, j in np.argwhere(known >= least)
-    ]
-    return {"least": least, "transition": found}
-
-
-def _labels(cleaning: Cleaning) -> dict[str, Any] | None:
-    """All labels, so that the page can give them out changed; None if they would be too many."""
-    issues, source = cleaning.issues, cleaning.source
     flagged = np.flatnonzero(issues.flagged)
-    found = {
+    words = ["neuvar", "clean", *cleaning.data_arguments, "--decisions", "decisions.csv"]
+    labels = {
         "given": issues.labels.tolist(),
         "flagged": flagged.tolist(),
         "suggested": issues.suggested[flagged].tolist(),
         "files": list(source.examples.files) or None,
     }
-    return found if len(embedded(found)) <= ROOM - LEAST_FOR_PICTURES else None
+    data: dict[str, Any] = {
+        "key": source.sha256[:16],
+        "n": len(issues),
+        "flagged": cleaning.flagged,
+        "id_column": source.id_column,
+        "names": list(issues.names),
+        "command": shlex.join([*words, "--out", folder]),
+        "cards": {
+            "index": shown.tolist(),
+            "id": [source.ids[i] for i in shown] if source.examples.files else None,
+            "given": issues.labels[shown].tolist(),
+            "suggested": issues.suggested[shown].tolist(),
+            "quality": [float(f"{q:.4g}") for q in issues.quality[shown]],
+        },
+        "pairs": [[int(i), int(j), int(issues.pairs[i, j])] for i, j in np.argwhere(issues.pairs)],
+        **_transition(cleaning),
+        # Without them the page cannot offer the changed labels.
+        "labels": labels if len(embed(labels)) <= MAX_DATA - MIN_PICTURES else None,
+    }
+    room = max(MAX_DATA - len(embed(data)), MIN_PICTURES)
+    return data | _inputs(cleaning, shown, room)
 
 
-def _seen(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
-    """The shown examples as pictures, numbers or bars."""
-    source = cleaning.source
-    inputs = source.examples.inputs
-    if are_pictures(inputs):
+def _transition(cleaning: Cleaning) -> dict[str, Any]:
+    """Class, label, probability and interval of all elements that are large enough."""
+    t = cleaning.issues.transition
+    known = np.nan_to_num(t.matrix, nan=-1.0)
+    least = max(MIN_SHARE, float(np.sort(known, axis=None)[-MAX_ELEMENTS:][0]))
+    elements = [
+        [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
+        for i, j in np.argwhere(known >= least)
+    ]
+    return {"least": least, "transition": elements}
+
+
+def _inputs(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
+    inputs = cleaning.source.examples.inputs
+    if is_images(inputs):
         return {"pictures": pictures(inputs, shown, room=room)}
     width = inputs[0].numel()
-    if width <= MOST_NUMBERS:
-        columns = source.columns or tuple(f"feature {i}" for i in range(width))
-        return {"columns": list(columns), "numbers": numbers(inputs, shown)}
-    return {"bars": bars(inputs, shown)}
+    if width > MAX_NUMBERS:
+        return {"bars": bars(inputs, shown)}
+    columns = cleaning.source.columns or tuple(f"feature {i}" for i in range(width))
+    rows = inputs[np.asarray(shown)].flatten(1).tolist()
+    numbers = [[float(f"{value:.4g}") for value in row] for row in rows]
+    return {"columns": list(columns), "numbers": numbers}
+
+
+def is_images(inputs: Tensor) -> bool:
+    """Whether inputs have a height and a width."""
+    return inputs.ndim in (3, 4)
+
+
+def pictures(inputs: Tensor, shown: Array, *, room: int) -> list[str]:
+    """Images as data URIs of PNG files, shrunk until all of them fit into the room.
+
+    Args:
+        inputs: images of shape (n, h, w), (n, c, h, w) or (n, h, w, c); floats are scaled to the
+            range of the shown ones.
+        shown: indices of the wanted images.
+        room: characters for all of them.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(NEEDS_PILLOW) from error
+    pixels = _to_bytes(inputs[np.asarray(shown)].cpu().numpy())
+    images, side = [Image.fromarray(one) for one in pixels], max(pixels.shape[1:3])
+    step = -(-side // MAX_SIDE)
+    while True:
+        uris = [data_uri(image.reduce(step)) for image in images]
+        if sum(map(len, uris)) <= room or side // (2 * step) < MIN_SIDE:
+            return uris
+        step *= 2
+
+
+def _to_bytes(images: Array) -> Array:
+    """Images in uint8, (n, h, w) or (n, h, w, 3); other numbers of channels become gray."""
+    if images.dtype != np.uint8 and images.size:
+        low, high = float(images.min()), float(images.max())
+        images = ((images - low) * (255 / (high - low or 1.0))).round().astype(np.uint8)
+    if images.ndim == 4:
+        if not has_channels_last(images.shape):
+            images = images.transpose(0, 2, 3, 1)
+        if images.shape[3] != 3:
+            images = images.mean(3).round().astype(np.uint8)
+    return np.ascontiguousarray(images)
+
+
+def data_uri(image: Image) -> str:
+    """A PNG file as a data URI."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def bars(inputs: Tensor, shown: Array) -> list[list[int]]:
+    """Features as at most 64 bars between -100 and 100.
+
+    A full bar is three standard deviations from the mean over all examples. Neighbouring features
+    share a bar if there are too many.
+    """
+    features: Any = inputs.flatten(1).double().cpu().numpy()
+    spread = features.std(0)
+    offset = features[shown] - features.mean(0)
+    score = np.divide(offset, spread, out=np.zeros_like(offset), where=spread > 0)
+    edges = np.unique(np.linspace(0, score.shape[1], MAX_BARS + 1).astype(int)[:-1])
+    mean = np.add.reduceat(score, edges, 1) / np.diff([*edges, score.shape[1]])
+    heights: list[list[int]] = (100 * (mean / 3).clip(-1, 1)).round().astype(int).tolist()
+    return heights

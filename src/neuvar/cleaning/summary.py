@@ -1,4 +1,4 @@
-"""What came of a cleaning, in words and numbers: for a person, and for a program."""
+"""Summarize the results of ``neuvar clean`` as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import importlib.metadata
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from neuvar.cleaning.files import Source
-from neuvar.cleaning.issues import Array, LabelIssues, Transition
+from neuvar.cleaning.readers import Source
+from neuvar.cleaning.score import Array, LabelIssues, Transition
 
 MADE_BY = "neuvar clean"
-MOST_CLASSES = 12
-"""Classes up to which the matrix is a table that a person can read."""
-MOST_ROWS = 50
-"""Classes up to which the summary for programs has the whole matrix."""
-SHOWN = 10
-"""Rows of the tables of the worst."""
+MAX_MARKDOWN_CLASSES = 12
+"""With more classes, summary.md has no transition matrix."""
+MAX_JSON_CLASSES = 50
+"""With more classes, summary.json has only the elements of the matrix that are not 0."""
+TOP_ROWS = 10
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -29,32 +28,45 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\
 
 @dataclass(frozen=True, eq=False)
 class Cleaning:
-    """Labels that were looked at, and how.
+    """The results of one ``neuvar clean`` command.
 
     Attributes:
         source: the data.
-        issues: what was found.
-        settings: how it was found, by the names of the options.
+        issues: the label issues.
+        settings: training options, by name.
         command: the command line.
-        again: those of its words that say where data and labels are.
-        seconds: how long it took.
+        data_arguments: the arguments of the command that name the data and labels.
+        seconds: duration.
     """
 
     source: Source
     issues: LabelIssues
     settings: dict[str, Any]
     command: str
-    again: tuple[str, ...]
+    data_arguments: tuple[str, ...]
     seconds: float
 
     @property
     def flagged(self) -> int:
-        """How many labels are taken to be wrong."""
+        """Number of flagged labels."""
         return int(self.issues.flagged.sum())
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Settings and duration, as printable text."""
+        values = self.settings | {"seconds": f"{self.seconds:.1f}"}
+        return {key.replace("_", " "): printable(str(value)) for key, value in values.items()}
+
+    def __str__(self) -> str:
+        n, flagged = len(self.issues), self.flagged
+        return (
+            f"{flagged:,} of {n:,} {'label is' if flagged == 1 else 'labels are'} flagged "
+            f"({100 * flagged / n:.1f} %); about {self.issues.noise_rate} of all labels are wrong."
+        )
 
 
 def printable(text: str) -> str:
-    """A text without signs that no page can show.
+    """Text with control characters and broken surrogates replaced.
 
     >>> printable("cat" + chr(0))
     'cat�'
@@ -62,16 +74,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def worst_pairs(issues: LabelIssues, most: int = SHOWN) -> list[tuple[str, str, int]]:
-    """Given label, suggested label and number of flagged examples; the most frequent first."""
+def frequent_pairs(issues: LabelIssues, count: int = TOP_ROWS) -> list[tuple[str, str, int]]:
+    """Given label, suggested label and number of flagged examples, most frequent first."""
     pairs = issues.pairs
-    order = np.argsort(-pairs, axis=None, kind="stable")[:most]
-    found = [(int(i), int(j)) for i, j in zip(*np.unravel_index(order, pairs.shape), strict=True)]
-    return [(issues.names[i], issues.names[j], int(pairs[i, j])) for i, j in found if pairs[i, j]]
+    order = np.argsort(-pairs, axis=None, kind="stable")[:count]
+    indices = [divmod(int(k), len(pairs)) for k in order]
+    return [(issues.names[i], issues.names[j], int(pairs[i, j])) for i, j in indices if pairs[i, j]]
 
 
 def versions() -> dict[str, str]:
-    """Of what has computed it."""
+    """Versions of the software in use."""
     return {
         "python": platform.python_version(),
         "neuvar": importlib.metadata.version("neuvar"),
@@ -80,22 +92,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def summary(cleaning: Cleaning) -> dict[str, Any]:
-    """What a program may want to know, ready for JSON."""
+def json_summary(cleaning: Cleaning) -> dict[str, Any]:
+    """The content of summary.json."""
     source, issues = cleaning.source, cleaning.issues
-    rate = issues.noise_rate
     return {
         "made_by": MADE_BY,
         "data": {"name": source.name, "kind": source.kind, "sha256": source.sha256},
         "classes": list(issues.names),
         "n": len(issues),
         "flagged": cleaning.flagged,
-        "noise_rate": {
-            "value": rate.value,
-            "low": rate.low,
-            "high": rate.high,
-            "confidence": rate.confidence,
-        },
+        "noise_rate": asdict(issues.noise_rate),
         "transition": _transition(issues.transition) | {"confidence": issues.transition.confidence},
         "settings": cleaning.settings,
         "seed": cleaning.settings.get("seed"),
@@ -106,8 +112,7 @@ def summary(cleaning: Cleaning) -> dict[str, Any]:
 
 
 def _transition(t: Transition) -> dict[str, Any]:
-    """The whole matrix with its intervals, or of many classes what is not 0."""
-    if len(t.matrix) <= MOST_ROWS:
+    if len(t.matrix) <= MAX_JSON_CLASSES:
         return {
             "meaning": "probability of each given label (column) for each true class (row)",
             "matrix": _rows(t.matrix),
@@ -115,69 +120,51 @@ def _transition(t: Transition) -> dict[str, Any]:
             "high": _rows(t.high),
         }
     true, given = np.nonzero(np.nan_to_num(t.matrix))
-    shares = _rows(np.stack([x[true, given] for x in (t.matrix, t.low, t.high)], 1))
+    rows = _rows(np.stack([x[true, given] for x in (t.matrix, t.low, t.high)], 1))
     return {
-        "meaning": "number of a true class, number of a given label, probability of this label for "
-        "this class, lower and upper end of its interval; elements that are 0 are left out",
-        "elements": [[int(i), int(j), *row] for i, j, row in zip(true, given, shares, strict=True)],
+        "meaning": "index of the true class, index of the given label, probability of this label "
+        "for this class, lower and upper end of its interval; elements that are 0 are left out",
+        "elements": [[int(i), int(j), *row] for i, j, row in zip(true, given, rows, strict=True)],
     }
 
 
 def _rows(matrix: Array) -> list[list[float | None]]:
-    """Numbers to six digits; None where nothing is known."""
+    """Numbers to six digits; None for nan."""
     return [
         [float(f"{value:.6g}") if np.isfinite(value) else None for value in row]
         for row in matrix.tolist()
     ]
 
 
-def summary_markdown(cleaning: Cleaning) -> str:
-    """A page of text and tables."""
+def markdown_summary(cleaning: Cleaning) -> str:
+    """The content of summary.md."""
     source, issues = cleaning.source, cleaning.issues
-    sure = f"{100 * issues.noise_rate.confidence:.3g} %"
+    confidence = f"{100 * issues.noise_rate.confidence:.3g} %"
     parts = [
-        f"# Labels of {escaped(source.name)}",
-        f"{findings(cleaning)} Intervals have a confidence of {sure} and are those of "
-        "sampling: where the network itself is mistaken, they are too narrow.",
-        "`issues.csv` has all examples, the most suspicious first; `labels.csv` has all labels in "
-        "the order of the data, with flagged ones replaced by what is suggested; `index.html` "
-        "shows the worst, to be accepted or rejected.",
+        f"# Labels of {escape_markdown(source.name)}",
+        f"{cleaning} The {confidence} intervals cover sampling error only: where the network is "
+        "wrong, they are too narrow.",
+        "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
+        "in the order of the data, with flagged ones replaced by the suggestion. `index.html` "
+        "shows the worst examples, to accept or reject each suggestion.",
     ]
     if cleaning.flagged:
-        parts += ["## Pairs", _pairs_table(issues)]
+        pairs = [(a, b, f"{count:,}") for a, b, count in frequent_pairs(issues)]
+        parts += ["## Most frequent pairs", _table(("given", "suggested", "flagged"), pairs)]
     parts += ["## Classes", _class_table(issues)]
     if cleaning.flagged:
-        parts += ["## The most suspicious", _worst_table(cleaning)]
-    if len(issues.names) <= MOST_CLASSES:
+        parts += ["## Lowest label quality", _worst_table(cleaning)]
+    if len(issues.names) <= MAX_MARKDOWN_CLASSES:
         parts += [
-            "## From true classes to given labels",
+            "## Noise transition matrix",
             "Estimated probability of each given label (column) for each true class (row), in "
             "percent, with its interval.",
             _transition_table(issues),
         ]
-    said = [*cleaning.settings.items(), ("seconds", f"{cleaning.seconds:.1f}")]
-    said += [(f"version of {name}", version) for name, version in versions().items()]
-    facts = [(escaped(name.replace("_", " ")), escaped(str(value))) for name, value in said]
-    parts += ["## How it was found", _table(("setting", "value"), facts)]
+    details = [*cleaning.details.items(), *versions().items()]
     command = printable(cleaning.command).replace("\n", "�")
-    parts.append(f"```sh\n{command}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
-def findings(cleaning: Cleaning) -> str:
-    """What was found, in a sentence or two."""
-    n, flagged = len(cleaning.issues), cleaning.flagged
-    share = f"{100 * flagged / n:.1f} %"
-    are = "label is" if flagged == 1 else "labels are"
-    return (
-        f"{flagged:,} of {n:,} {are} flagged ({share}); about {cleaning.issues.noise_rate} of all "
-        f"labels are wrong."
-    )
-
-
-def _pairs_table(issues: LabelIssues) -> str:
-    rows = [(escaped(a), escaped(b), f"{count:,}") for a, b, count in worst_pairs(issues)]
-    return _table(("given", "suggested", "flagged"), rows, right=[2])
+    parts += ["## Settings and versions", _table(("name", "value"), details, text=2)]
+    return "\n\n".join([*parts, f"```sh\n{command}\n```"]) + "\n"
 
 
 def _class_table(issues: LabelIssues) -> str:
@@ -187,7 +174,7 @@ def _class_table(issues: LabelIssues) -> str:
     gained = np.bincount(issues.suggested[issues.flagged], minlength=classes)
     rows = [
         (
-            escaped(name),
+            name,
             f"{given[i]:,}",
             f"{wrong[i]:,}",
             f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–",
@@ -195,48 +182,44 @@ def _class_table(issues: LabelIssues) -> str:
         )
         for i, name in enumerate(issues.names)
     ]
-    head = ("class", "given", "flagged", "share", "after cleaning")
-    return _table(head, rows, right=[1, 2, 3, 4])
+    return _table(("class", "given", "flagged", "share", "after cleaning"), rows, text=1)
 
 
 def _worst_table(cleaning: Cleaning) -> str:
-    issues, places = cleaning.issues, cleaning.source.places
+    issues, source = cleaning.issues, cleaning.source
     rows = [
         (
-            escaped(places[i]),
-            escaped(issues.names[issues.labels[i]]),
-            escaped(issues.names[issues.suggested[i]]),
+            source.ids[i],
+            issues.names[issues.labels[i]],
+            issues.names[issues.suggested[i]],
             f"{issues.quality[i]:.3g}",
         )
-        for i in issues.worst[:SHOWN]
+        for i in issues.worst[:TOP_ROWS]
     ]
-    return _table((cleaning.source.place_name, "given", "suggested", "quality"), rows, right=[3])
+    return _table((source.id_column, "given", "suggested", "quality"), rows, text=3)
 
 
 def _transition_table(issues: LabelIssues) -> str:
-    t, names = issues.transition, [escaped(name) for name in issues.names]
-    rows = [
-        [
-            name,
-            *(
-                f"{100 * p:.1f} [{100 * low:.1f}, {100 * high:.1f}]" if np.isfinite(p) else "–"
-                for p, low, high in zip(t.matrix[i], t.low[i], t.high[i], strict=True)
-            ),
-        ]
-        for i, name in enumerate(names)
-    ]
-    return _table(["true", *names], rows, right=range(1, len(names) + 1))
+    t = issues.transition
+    rows = []
+    for i, name in enumerate(issues.names):
+        ends = zip(100 * t.matrix[i], 100 * t.low[i], 100 * t.high[i], strict=True)
+        cells = [f"{p:.1f} ({a:.1f} – {b:.1f})" if np.isfinite(p) else "–" for p, a, b in ends]
+        rows.append([name, *cells])
+    return _table(["true", *issues.names], rows, text=1)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    sides = ["---:" if i in set(right) else "---" for i in range(len(head))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, sides, *rows))
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 2) -> str:
+    """A Markdown table whose first columns are text, and the others numbers."""
+    sides = ["---" if i < text else "---:" for i in range(len(head))]
+    lines = [map(escape_markdown, head), sides, *(map(escape_markdown, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def escaped(text: str) -> str:
-    r"""A text as Markdown that shows just that text, in one line.
+def escape_markdown(text: str) -> str:
+    r"""Text that Markdown shows unchanged, in one line.
 
-    >>> escaped("a|b <i>")
+    >>> escape_markdown("a|b <i>")
     'a\\|b &lt;i&gt;'
     """
     line = " ".join(printable(text).split())

@@ -1,4 +1,4 @@
-"""Find the wrong labels that ``neuvar clean`` is asked for, print them and write its folder."""
+"""Run ``neuvar clean``: find wrong labels, print a summary and write the results folder."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neuvar.cleaning.files import Source, read_probabilities, read_source, with_classes
-from neuvar.cleaning.finding import find_label_issues
-from neuvar.cleaning.inputs import Examples
-from neuvar.cleaning.issues import LabelIssues
-from neuvar.cleaning.judging import known_of_labels
-from neuvar.cleaning.networks import network_for
-from neuvar.cleaning.summary import Cleaning, findings, printable, worst_pairs
-from neuvar.cleaning.writing import check_folder, write_cleaning, write_decided
+from neuvar.cleaning.examples import Examples
+from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
+from neuvar.cleaning.results import check_folder, write_cleaning, write_decided
+from neuvar.cleaning.score import LabelIssues, compare_with_chance
+from neuvar.cleaning.summary import Cleaning, frequent_pairs, printable
 from neuvar.cli.clean import TOP, TRAINING
 from neuvar.cli.columns import aligned
 from neuvar.cli.progress import training_progress
 
 
 def clean(options: argparse.Namespace) -> int:
-    """Find wrong labels, write what was found and print a summary."""
+    """Find wrong labels, write the results and print a summary."""
     check_folder(options.out, overwrite=options.overwrite)
     began = time.perf_counter()
-    source = _source(options)
+    source = _read(options)
     left_out = printable(", ".join(source.left_out))
     if left_out:
         print(f"left out: {left_out}", flush=True)
-    source, issues, settings = _judged(source, options)
+    if options.probabilities:
+        source, issues, settings = _score_given(source, options.probabilities)
+    else:
+        issues, settings = _train(source.examples, options)
     if left_out:
         settings["left_out"] = left_out
     cleaning = Cleaning(
@@ -39,16 +40,31 @@ def clean(options: argparse.Namespace) -> int:
         issues=issues,
         settings=settings,
         command=shlex.join(["neuvar", *options.words]),
-        again=_again(options),
+        data_arguments=_data_arguments(options),
         seconds=time.perf_counter() - began,
     )
     top = TOP if options.top is None else options.top
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
-    _tell(cleaning, options.out)
+    print(cleaning)
+    pairs = [(printable(a), printable(b), f"{n:,}") for a, b, n in frequent_pairs(issues, 5)]
+    if pairs:
+        rows = [("given", "suggested", "flagged"), *pairs]
+        print(*("  " + line for line in aligned(rows, right=[2])), sep="\n")
+    print(f"page to review the worst: {options.out / 'index.html'}")
+    print(f"cleaned labels: {_where(source, options.out)}")
     return 0
 
 
-def _source(options: argparse.Namespace) -> Source:
+def apply_decisions(options: argparse.Namespace) -> int:
+    """Apply the decisions that were made on the page of an earlier result."""
+    source = _read(options)
+    count = write_decided(source, options.out, options.decisions)
+    where = _where(source, options.out)
+    print(f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {where}")
+    return 0
+
+
+def _read(options: argparse.Namespace) -> Source:
     return read_source(
         options.data,
         labels=options.labels,
@@ -58,105 +74,76 @@ def _source(options: argparse.Namespace) -> Source:
     )
 
 
-def _again(options: argparse.Namespace) -> tuple[str, ...]:
-    """Words that read the same data once more."""
+def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    """The arguments that read the same data again."""
     given = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
-    said = [(name, value) for name, value in given if value]
-    said += [("drop", name) for name in options.drop]
-    words = [word for name, value in said for word in _words(f"--{name}", str(value))]
-    return (str(options.data), *words)
+    given += [("drop", name) for name in options.drop]
+    words = [str(options.data)]
+    for name, value in given:
+        if value and str(value).startswith("-"):
+            words.append(f"--{name}={value}")
+        elif value:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
 
 
-def _words(option: str, value: str) -> list[str]:
-    """An option and its value, as one word where two would be taken for two options."""
-    return [f"{option}={value}"] if value.startswith("-") else [option, value]
-
-
-def _judged(
-    source: Source, options: argparse.Namespace
-) -> tuple[Source, LabelIssues, dict[str, Any]]:
-    """What was found, and how."""
-    if options.probabilities:
-        given = read_probabilities(options.probabilities, source.examples.names)
-        source = with_classes(source, given.shape[1])
-        e = _told(source.examples)
-        print(f"order of classes: {_order(e.names)}", flush=True)
-        issues = find_label_issues(given, e.labels, names=e.names)
-        _refuse_other_order(issues)
-        return source, issues, {"probabilities": str(options.probabilities)}
-    how = {name: getattr(options, name) for name in TRAINING}
-    examples = standardised(_told(source.examples))
-    network = network_for(examples, seed=options.seed)
-    weights = sum(p.numel() for p in network.parameters())
-    with training_progress() as progress:
-        issues = find_label_issues(network, examples, progress=progress, **how)
-    said = {"network": f"{type(network).__name__}, {weights:,} weights", **how}
-    if issues.b is not None and issues.b != options.b:
-        said["b_at_the_end"] = float(f"{issues.b:.4g}")
-    return source, issues, said
-
-
-def _order(names: Sequence[str], most: int = 8) -> str:
-    """The first few classes, and how many there are."""
-    shown = printable(", ".join(names[:most]))
-    return f"{shown}, … ({len(names):,} in all)" if len(names) > most else shown
-
-
-def _refuse_other_order(issues: LabelIssues) -> None:
-    """Probabilities that fit labels in random order better are those of other classes."""
-    own, by_chance, errors = known_of_labels(issues.probabilities, issues.labels)
+def _score_given(source: Source, file: Path) -> tuple[Source, LabelIssues, dict[str, Any]]:
+    p = read_probabilities(file, source.examples.names)
+    source = with_classes(source, p.shape[1])
+    e = source.examples
+    _print_size(e)
+    print(f"order of classes: {_order(e.names)}", flush=True)
+    issues = find_label_issues(p, e.labels, names=e.names)
+    own, by_chance, errors = compare_with_chance(issues.probabilities, issues.labels)
     if errors < -2:
         raise ValueError(
             f"--probabilities gives the labels {own:.3g} on average, less than labels in "
             f"random order ({by_chance:.3g}): its columns must be the classes in this "
-            f"order: {_order(issues.names)}"
+            f"order: {_order(e.names)}"
         )
+    return source, issues, {"probabilities": str(file)}
 
 
-def _told(examples: Examples) -> Examples:
-    """The examples, after a word on how many they are."""
+def _train(examples: Examples, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
+    training = {name: getattr(options, name) for name in TRAINING}
+    _print_size(examples)
+    examples = standardize(examples)
+    network = network_for(examples, seed=options.seed)
+    weights = sum(p.numel() for p in network.parameters())
+    with training_progress() as progress:
+        issues = find_label_issues(network, examples, progress=progress, **training)
+    settings = {"network": f"{type(network).__name__}, {weights:,} weights", **training}
+    if issues.b is not None and issues.b != options.b:
+        settings["b_at_the_end"] = float(f"{issues.b:.4g}")
+    return issues, settings
+
+
+def _order(names: Sequence[str]) -> str:
+    shown = printable(", ".join(names[:8]))
+    return f"{shown}, … ({len(names):,} in all)" if len(names) > 8 else shown
+
+
+def _print_size(examples: Examples) -> None:
     print(f"{len(examples):,} examples of {len(examples.names):,} classes", flush=True)
-    return examples
 
 
-def standardised(examples: Examples) -> Examples:
-    """Features with mean 0 and standard deviation 1, each on its own; bytes stay as they are.
+def standardize(examples: Examples) -> Examples:
+    """Each feature with mean 0 and standard deviation 1; uint8 images are not changed.
 
-    Inputs with a shape, such as images in floating point, have one mean and one deviation.
+    Images in floating point have one mean and one deviation.
     """
     inputs = examples.inputs
     if not inputs.is_floating_point():
         return examples
-    exact, over = inputs.double(), 0 if inputs.ndim == 2 else tuple(range(inputs.ndim))
-    mean, spread = exact.mean(over, keepdim=True), exact.std(over, keepdim=True, correction=0)
-    # A feature that is always the same says nothing, and is 0.
+    exact, dims = inputs.double(), 0 if inputs.ndim == 2 else tuple(range(inputs.ndim))
+    mean, spread = exact.mean(dims, keepdim=True), exact.std(dims, keepdim=True, correction=0)
+    # A constant feature becomes 0.
     scaled = (exact - mean) / spread.where(spread > 0, spread.new_ones(()))
     return replace(examples, inputs=scaled.to(inputs.dtype))
 
 
-def _tell(cleaning: Cleaning, out: Path) -> None:
-    """What was found, where it is, and what to do with it."""
-    print(findings(cleaning))
-    pairs = [(printable(a), printable(b), f"{n:,}") for a, b, n in worst_pairs(cleaning.issues, 5)]
-    if pairs:
-        rows = [("given", "suggested", "flagged"), *pairs]
-        print(*("  " + line for line in aligned(rows, right=[2])), sep="\n")
-    print(f"written: {out / 'index.html'}, where the worst can be accepted or rejected")
-    print(f"cleaned labels: {_use(cleaning.source, out)}")
-
-
-def _use(source: Source, out: Path) -> str:
+def _where(source: Source, out: Path) -> str:
     if source.kind == "npz":
         return f'numpy.load("{out / "labels.npy"}")'
     by = "by file" if source.kind == "folder" else "in the order of the rows"
     return f"column label of {out / 'labels.csv'}, {by}"
-
-
-def decide(options: argparse.Namespace) -> int:
-    """Apply the decisions that were made on the page of an earlier result."""
-    source = _source(options)
-    count = write_decided(source, options.out, options.decisions)
-    print(
-        f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {_use(source, options.out)}"
-    )
-    return 0

@@ -1,8 +1,7 @@
-"""A classifier for scikit-learn that is not taken in by wrong labels, and says which they are."""
+"""A scikit-learn classifier that finds wrong labels while it trains."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from neuvar.cleaning.inputs import Examples
-from neuvar.cleaning.inputs.labels import plain_labels, read_labels
-from neuvar.cleaning.issues import Array
-from neuvar.cleaning.judging import judge_labels
-from neuvar.cleaning.networks import network_for
-from neuvar.cleaning.training import train_once
+from neuvar._validate import seed as check_seed
+from neuvar.cleaning.class_labels import label_array, read_labels
+from neuvar.cleaning.examples import Examples
+from neuvar.cleaning.find import check_scores, network_for, prepare, train_once
+from neuvar.cleaning.score import Array, judge_labels
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -34,46 +32,43 @@ except ImportError as missing:
         'NVRMClassifier needs scikit-learn 1.6 or newer: pip install "neuvar[sklearn]"'
     ) from missing
 
-AT_ONCE = 4096
-"""Examples whose classes are predicted at once."""
-
-Maker = Callable[[int, int, int], nn.Module]
+CHUNK = 4096
+"""Examples in one batch of a prediction."""
 
 
 class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Train with neural variability on features, and find wrong labels on the way.
+    """Train a network with neural variability on features, and find wrong labels on the way.
 
-    The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardised;
-    X has two dimensions, so images are flattened first. What it finds can be handed to cleanlab:
+    The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardized;
+    X must be two-dimensional, so flatten images first. cleanlab can use the results:
     ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``, and
-    ``label_quality_`` are its label quality scores by the method "normalized_margin".
+    ``label_quality_`` are its quality scores by the method "normalized_margin".
 
     Args:
-        model: None for a fully connected network; or ``model(features, classes, seed)`` that makes
-            one; or a network that gives one score for each class, of which a copy is trained.
-        b: scale of the noise, or "auto".
-        epochs: how often all examples are seen.
+        model: None for a fully connected network; or a function ``model(features, classes, seed)``
+            that makes a network; or a network with one score for each class, which is copied.
+        b: noise scale, or "auto".
+        epochs: passes over the data.
         batch_size: examples in a batch.
-        lr: learning rate of SGD at the beginning.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        random_state: seed of weights, order and noise, below 2**32; or a generator of numpy's that
-            it is drawn from; or None for another one in each fit.
-        device: where to train; predictions are made on the CPU.
-        precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
-        progress: called with the share of the training that is done.
+        lr: initial learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        random_state: seed of weights, order and noise, an integer below 2**32; or a NumPy generator
+            to draw it from; or None for another seed in each fit.
+        device: device to train on; predictions run on the CPU.
+        precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
+        progress: called with the finished fraction of the training.
 
     Attributes:
         classes_: the labels that occur, sorted.
         n_features_in_: number of features.
         feature_names_in_: their names, if X had any.
-        scaler_: what standardises features.
+        scaler_: the fitted StandardScaler.
         model_: the trained network, at clean weights, on the CPU.
-        label_issues_: :class:`neuvar.cleaning.LabelIssues` of the examples that ``fit`` saw, with
-            the number of each class in ``classes_`` for a label.
-        probabilities_: those of ``label_issues_``: of each class for each of these examples,
-            gathered during the training.
-        label_quality_: that of ``label_issues_``: the lower, the more likely a label is wrong.
+        label_issues_: :class:`neuvar.cleaning.LabelIssues` of the training examples; its labels are
+            indices into ``classes_``.
+        probabilities_: ``label_issues_.probabilities``, averaged during training.
+        label_quality_: ``label_issues_.quality``; the lower, the more likely a label is wrong.
 
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 2, 200)
@@ -88,7 +83,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: nn.Module | Maker | None = None,
+        model: nn.Module | Callable[[int, int, int], nn.Module] | None = None,
         *,
         b: float | str = "auto",
         epochs: int = 30,
@@ -113,20 +108,23 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.progress = progress
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - the name that scikit-learn has for it
-        """Train on features of shape (n, features) and a label for each example."""
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
+        """Train on features of shape (n, features) and their labels."""
         if isinstance(y, (list, tuple)):
-            y = plain_labels(y)  # numpy would take what is missing among text for text
+            y = label_array(y)  # numpy would turn a missing label among text into text
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         if y.dtype.kind != "O":
             check_classification_targets(y)
-        numbers, names = read_labels(y)
-        seed = _seed(self.random_state)
-        with np.errstate(all="ignore"):  # what is too large is refused when it is standardised
+        indices, names = read_labels(y)
+        seed = seed_from(self.random_state)
+        with np.errstate(all="ignore"):  # overflow is refused in _standardize
             scaler = StandardScaler().fit(X)
-        examples = Examples(_standardised(scaler, X, torch.float32), numbers, names)
+        examples = Examples(_standardize(scaler, X, torch.float32), indices, names)
+        model = _make_network(self.model, examples, seed)
+        network, scores = prepare(model, examples, seed=seed, device=self.device)
+        check_scores(scores, len(names))
         run = train_once(
-            _network(self.model, examples, seed),
+            network,
             examples,
             b=self.b,
             epochs=self.epochs,
@@ -139,47 +137,46 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             precision=self.precision,
             progress=self.progress,
         )
-        self.classes_ = y[np.unique(numbers, return_index=True)[1]]
+        self.classes_ = y[np.unique(indices, return_index=True)[1]]
         self.scaler_ = scaler
         self.model_ = run.model.cpu().eval().requires_grad_(False)
         if self.model is None:
-            # In float32, a prediction depends in its last digits on what is predicted along with
-            # it. Networks of others may not work in float64.
+            # In float32 the last digits of a prediction depend on the rest of its batch. A user's
+            # network may not support float64.
             self.model_ = self.model_.double()
-        found = judge_labels(run.probabilities, examples.labels, names=examples.names)
-        self.label_issues_ = replace(found, b=run.b, values=self.classes_)
+        issues = judge_labels(run.probabilities, indices, names=names)
+        self.label_issues_ = replace(issues, b=run.b, values=self.classes_)
         self.probabilities_ = self.label_issues_.probabilities
         self.label_quality_ = self.label_issues_.quality
         return self
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
-        """Probability of each class, in the order of ``classes_``, for each example."""
+        """Probability of each class, in the order of ``classes_``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         dtype = next(self.model_.parameters()).dtype
         with torch.no_grad():
-            parts = _standardised(self.scaler_, X, dtype).split(AT_ONCE)
+            parts = _standardize(self.scaler_, X, dtype).split(CHUNK)
             return torch.cat([softmax(self.model_(part).double(), 1) for part in parts]).numpy()
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each example."""
-        probabilities = self.predict_proba(X)
-        found: Array = self.classes_[probabilities.argmax(1)]
-        return found
+        best = self.predict_proba(X).argmax(1)  # raises NotFittedError before classes_ is used
+        classes: Array = self.classes_[best]
+        return classes
 
 
-def _standardised(scaler: Any, features: Array, dtype: torch.dtype) -> Tensor:
-    """Features with mean 0 and deviation 1, if they have any."""
+def _standardize(scaler: Any, features: Array, dtype: torch.dtype) -> Tensor:
     with np.errstate(all="ignore"):
-        found = torch.from_numpy(scaler.transform(features)).to(dtype)
-    if not found.isfinite().all():
+        scaled = torch.from_numpy(scaler.transform(features)).to(dtype)
+    if not scaled.isfinite().all():
         raise ValueError(
-            f"X has values that are too large to be standardised, up to {np.abs(features).max():g}"
+            f"X has values that are too large to be standardized, up to {np.abs(features).max():g}"
         )
-    return found
+    return scaled
 
 
-def _network(model: object, examples: Examples, seed: int) -> nn.Module:
+def _make_network(model: object, examples: Examples, seed: int) -> nn.Module:
     if model is None:
         return network_for(examples, seed=seed)
     if callable(model) and not isinstance(model, nn.Module):
@@ -192,18 +189,12 @@ def _network(model: object, examples: Examples, seed: int) -> nn.Module:
     return model
 
 
-def _seed(random_state: Any) -> int:
-    """A seed from what scikit-learn takes for one; the global generator is left alone."""
+def seed_from(random_state: Any) -> int:
+    """A seed from scikit-learn's random_state; the global generator is not used."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(1 << 32, dtype=np.int64))
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(1 << 32))
-    whole = hasattr(random_state, "__index__") and not isinstance(random_state, (bool, np.bool_))
-    if not whole or not 0 <= operator.index(random_state) < 1 << 32:
-        raise ValueError(
-            "random_state must be a whole number from 0 to 2**32 - 1, a generator of numpy's or "
-            f"None, got {random_state!r}"
-        )
-    return operator.index(random_state)
+    return check_seed(random_state, "random_state")

@@ -1,0 +1,363 @@
+"""Find wrong labels: train once with neural variability, and score the labels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+
+from neuvar._batches import Generators
+from neuvar._validate import integer
+from neuvar.cleaning.class_labels import NUMBERS, label_array, read_labels
+from neuvar.cleaning.examples import Examples, Parts, inputs_of, split_data
+from neuvar.cleaning.score import (
+    Array,
+    LabelIssues,
+    check_probabilities,
+    compare_with_chance,
+    judge_labels,
+)
+from neuvar.data import Batches, normalization
+from neuvar.models import build, mlp
+from neuvar.optim import NVRMSGD
+from neuvar.train import fit
+from neuvar.train.evaluation import autocast, device_of, in_evaluation_mode, not_half
+from neuvar.train.loop import EpochsOfBatches
+from neuvar.train.preparing import check_trainable, clean_copy, no_single
+
+EVALUATION_BATCH = 500
+HIDDEN_UNITS = 1024
+"""Units in the two hidden layers of the default fully connected network, as in the paper."""
+LARGEST_FLAT_IMAGE = 32
+"""Gray images with more pixels on a side go to a convolutional network."""
+
+
+def find_label_issues(
+    model: nn.Module | Any,
+    data: Any,
+    *,
+    trained: bool = False,
+    b: float | str = "auto",
+    epochs: int = 30,
+    batch_size: int = 128,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    precision: str = "float32",
+    names: Sequence[str] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> LabelIssues:
+    """Find wrong labels with one training run.
+
+    A network trained with weight noise does not memorize wrong labels. A copy of the model is
+    trained on the labels as they are, and the probabilities that each example gets in training are
+    averaged over all epochs: each epoch sees the network at other noise, so the mean is an ensemble
+    at no extra cost. :func:`judge_labels` then scores the labels.
+
+    Args:
+        model: any classifier with one score for each class; it is not changed. Or predicted
+            probabilities of shape (n, classes): then nothing is trained.
+        data: a pair of inputs and labels (arrays, tensors), a :class:`neuvar.data.Dataset` or
+            :class:`~neuvar.data.Split`, a torch dataset of pairs or dicts, or a folder with one
+            subfolder of images for each class. With probabilities, labels alone are enough.
+            Integers are tokens if the model has an embedding, otherwise features. uint8 images are
+            normalized; other inputs are used as they are, so bring features to a similar scale.
+        trained: use the model as it is, without training. A model that has memorized the labels
+            finds little. Its inputs must be those it was trained on, as floats.
+        b: noise scale, or "auto".
+        epochs: passes over the data; the learning rate drops by 10 after each third of them.
+        batch_size: examples in a batch.
+        lr: initial learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        seed: seed of the batch order and the noise; the initial weights are the model's.
+        device: device to train on.
+        precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
+        names: name of each class; by default those of the data.
+        progress: called with the finished fraction of the training.
+
+    >>> from neuvar.data import mnist_excerpt
+    >>> from neuvar.labels import corrupt
+    >>> from neuvar.models import mlp
+    >>> train = mnist_excerpt().train
+    >>> given = corrupt("symmetric", train.labels[:1000], 0.2, classes=10, seed=0)
+    >>> data = train.images[:1000], given.noisy
+    >>> issues = find_label_issues(mlp((784, 64, 10), seed=0), data, b=0.03, epochs=5)
+    >>> wrong = given.mask.numpy()
+    >>> bool(wrong[issues.ranked[:100]].mean() > 0.9)
+    True
+    """
+    training: dict[str, Any] = {
+        "b": b,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "seed": seed,
+        "device": device,
+        "progress": progress,
+    }
+    if not isinstance(model, nn.Module):
+        _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
+        p = check_probabilities(model)
+        parts = Parts(None, data) if _is_labels(data) else split_data(data)
+        labels, known = _read_labels(data, parts, names, classes=p.shape[1])
+        return _score(p, labels, known, parts)
+    if trained:
+        _refuse_unused(training, "a trained model")
+        device = device_of(model)
+    parts = split_data(data)
+    inputs = data.inputs if isinstance(data, Examples) else inputs_of(parts)
+    if not any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in model.modules()):
+        inputs = inputs.float() if inputs.dtype == torch.int64 else inputs
+    examples = Examples(inputs, *_read_labels(data, parts, names), parts.files)
+    network, scores = prepare(model, examples, seed=seed, device=device)
+    classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+    if names is None and parts.names is None and classes > len(examples.names):
+        # Labels that are numbers may leave out some of the model's classes.
+        labels, known = _read_labels(data, parts, names, classes=classes)
+        examples = replace(examples, labels=labels, names=known)
+    check_scores(scores, len(examples.names))
+    last_b = None
+    if trained:
+        p = predict(network, examples, precision=precision)
+    else:
+        run = train_once(network, examples, precision=precision, **training)
+        p, last_b = run.probabilities, run.b
+    _refuse_nothing_learned(p, examples.labels)
+    return replace(_score(p, examples.labels, examples.names, parts), b=last_b)
+
+
+def _refuse_unused(options: dict[str, Any], beside: str) -> None:
+    parameters = inspect.signature(find_label_issues).parameters
+    for name, value in options.items():
+        if value != parameters[name].default:
+            raise ValueError(f"{name} has no effect with {beside}; leave it out")
+
+
+def _is_labels(data: Any) -> bool:
+    """Whether data is labels alone, rather than a pair of inputs and labels."""
+    if isinstance(data, (list, tuple)):
+        return all(isinstance(value, (str, Real)) or np.ndim(value) == 0 for value in data)
+    return getattr(data, "ndim", None) == 1
+
+
+def _read_labels(
+    data: Any, parts: Parts, names: Sequence[str] | None, *, classes: int | None = None
+) -> tuple[Array, tuple[str, ...]]:
+    if not isinstance(data, Examples):
+        return read_labels(parts.labels, parts.names if names is None else names, classes=classes)
+    if names is not None:
+        raise ValueError("names must be left out for Examples, which have their own")
+    return data.labels, data.names
+
+
+def _refuse_nothing_learned(p: Array, labels: Array) -> None:
+    own, by_chance, errors = compare_with_chance(p, labels)
+    if errors <= 2:
+        raise ValueError(
+            "the network has learned nothing about the labels: it gives them a probability of "
+            f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
+            "bring inputs to a similar scale, or try another lr, more epochs or another network"
+        )
+
+
+def _score(p: Array, labels: Array, names: tuple[str, ...], parts: Parts) -> LabelIssues:
+    """Judge labels, and add the original form of the label of each class."""
+    original = label_array(parts.labels)
+    classes, first = np.unique(labels, return_index=True)
+    if original.dtype.kind in NUMBERS:
+        dtype = np.uint64 if original.dtype == np.uint64 else np.int64
+        values = np.arange(len(names)).astype(dtype)
+    else:
+        values = np.array(names, dtype=object)
+    values[classes] = original[first]
+    if all(isinstance(value, str) for value in values):
+        values = values.astype(str)
+    return replace(judge_labels(p, labels, names=names), values=values, files=parts.files)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Result of one training run.
+
+    Attributes:
+        model: the trained network.
+        probabilities: mean of the probabilities in training, shape (n, classes).
+        b: noise scale at the end.
+    """
+
+    model: nn.Module
+    probabilities: Array
+    b: float
+
+
+def prepare(
+    model: nn.Module, examples: Examples, *, seed: int, device: torch.device | str
+) -> tuple[nn.Module, Any]:
+    """A float32 copy of a model at its clean weights, and its scores of the first two examples.
+
+    The forward pass also initializes lazy layers, from the seed.
+    """
+    network, device = clean_copy(model).float().to(device), torch.device(device)
+    two = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
+    inputs, *_ = next(iter(make_batches(two, 2, shuffle=False, device=device).epoch(0)))
+    with Generators(device).seeded(seed), torch.no_grad(), in_evaluation_mode(network):
+        try:
+            return network, network(inputs)
+        except (RuntimeError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"model does not take inputs of shape {tuple(inputs.shape)}: {reason}"
+            ) from error
+
+
+def check_scores(scores: Any, classes: int) -> None:
+    """Refuse scores of two examples that are not one for each class."""
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(
+            f"model must give one score for each of {classes} classes, shape (2, {classes}) for 2 "
+            f"examples, got {got}"
+        )
+
+
+def train_once(
+    network: nn.Module,
+    examples: Examples,
+    *,
+    b: float | str,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    seed: int,
+    device: torch.device | str,
+    precision: str,
+    progress: Callable[[float], None] | None = None,
+) -> Trained:
+    """Train a network in place, and average the probabilities that each example gets."""
+    epochs = integer("epochs", epochs, low=1)
+    check_trainable(network)
+    network.to(device).train()
+    history = History(len(examples.labels), len(examples.names), torch.device(device))
+    with Generators(torch.device(device)).seeded(seed):  # for dropout
+        optimizer = NVRMSGD(
+            network, lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
+        )
+        batch_size = no_single(len(examples), batch_size)
+        result = fit(
+            network,
+            make_batches(examples, batch_size, seed=seed, device=device),
+            optimizer,
+            epochs=epochs,
+            schedule=torch.optim.lr_scheduler.StepLR(optimizer, -(-epochs // 3)),
+            precision=precision,
+            observe=history,
+            progress=progress,
+        )
+    if not result.finished:
+        raise ValueError(f"the training diverged: {result.reason}; try a smaller lr or b")
+    return Trained(network, history.mean(), float(optimizer.param_groups[0]["b"]))
+
+
+class History:
+    """Mean of the probabilities that each example gets in training."""
+
+    def __init__(self, count: int, classes: int, device: torch.device) -> None:
+        self._sums = torch.zeros(count, classes, device=device)
+
+    def __call__(self, batch: tuple[Tensor, ...], scores: Tensor) -> None:
+        self._sums[batch[2]] += softmax(scores.float(), 1)
+
+    def mean(self) -> Array:
+        """Probabilities, with rows that sum to 1."""
+        sums = self._sums.cpu()
+        return (sums / sums.sum(1, keepdim=True)).numpy()
+
+
+def predict(network: nn.Module, examples: Examples, *, precision: str = "float32") -> Array:
+    """Probabilities of a network in evaluation mode."""
+    device, parts = device_of(network), []
+    batches = make_batches(examples, EVALUATION_BATCH, shuffle=False, device=device)
+    with torch.no_grad(), in_evaluation_mode(network):
+        for inputs, *_ in batches.epoch(0):
+            with autocast(device, precision):
+                scores = network(inputs)
+            parts.append(softmax(not_half(scores).cpu().double(), 1))
+    return torch.cat(parts).numpy()
+
+
+def make_batches(
+    examples: Examples,
+    size: int,
+    *,
+    device: torch.device | str,
+    seed: int = 0,
+    shuffle: bool = True,
+) -> EpochsOfBatches:
+    """Batches of inputs, labels and indices; uint8 images are normalized."""
+    inputs, labels = examples.inputs, torch.as_tensor(examples.labels)
+    parts = (inputs, labels, torch.arange(len(labels)))
+    options: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "device": device}
+    if inputs.dtype == torch.uint8:
+        return Batches(parts, size, normalize=normalization(inputs), **options)
+    return FeatureBatches(parts, size, **options)
+
+
+class FeatureBatches:
+    """Batches of any tensors, in an order that depends only on the seed and the epoch."""
+
+    def __init__(
+        self,
+        parts: tuple[Tensor, ...],
+        size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        device: torch.device | str,
+    ) -> None:
+        self.size = integer("batch_size", size, low=1)
+        self._parts, self._device = parts, device
+        self._seed, self._shuffle = integer("seed", seed, low=0), shuffle
+
+    def __len__(self) -> int:
+        return (len(self._parts[0]) + self.size - 1) // self.size
+
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """Batches of one epoch from batch ``start`` on."""
+        count = len(self._parts[0])
+        order = np.arange(count)
+        if self._shuffle:
+            order = np.random.Generator(np.random.PCG64([self._seed, number])).permutation(count)
+        for batch in range(start, len(self)):
+            index = torch.from_numpy(order[batch * self.size : (batch + 1) * self.size])
+            yield tuple(part[index].to(self._device) for part in self._parts)
+
+
+def network_for(examples: Examples, *, seed: int) -> nn.Module:
+    """A default network: the paper's fully connected one, or a ResNet-10 of width 16 for images.
+
+    Features and gray images of at most 32 x 32 pixels go to the fully connected network with two
+    hidden layers of 1024 units. Inputs of two or three dimensions are images.
+    """
+    shape, classes = tuple(examples.inputs.shape[1:]), len(examples.names)
+    gray = len(shape) == 2 or shape[:1] == (1,)
+    if len(shape) in (2, 3) and not (gray and max(shape) <= LARGEST_FLAT_IMAGE):
+        network = build("resnet-10", classes=classes, seed=seed, shape=(1, *shape)[-3:])
+        if len(shape) == 3 or examples.inputs.dtype == torch.uint8:
+            return network
+        # Batches of uint8 images have a channel, other inputs do not.
+        return nn.Sequential(nn.Unflatten(1, (1, shape[0])), network)
+    return mlp((examples.inputs[0].numel(), HIDDEN_UNITS, HIDDEN_UNITS, classes), seed=seed)

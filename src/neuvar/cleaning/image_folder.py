@@ -1,0 +1,247 @@
+"""Read image folders, and bring pictures of any size and mode to uint8 squares."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neuvar.cleaning.score import Array
+from neuvar.data.idx import open_regular
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIZE = 64
+"""Side of the squares, unless all pictures have the same smaller one."""
+MAX_PIXELS = 100_000_000
+"""Pictures with more pixels are refused: a small file may unpack to any number of pixels."""
+NEEDS_PILLOW = 'reading images needs Pillow: pip install "neuvar[clean]"'
+TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
+SUFFIXES = frozenset(
+    (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+)
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Allowed file contents. Pillow knows other formats, and runs external programs for some."""
+CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini"))
+SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))
+
+
+def read_folder(
+    folder: Path, size: int | None
+) -> tuple[Tensor, list[str], tuple[str, ...], tuple[str, ...]]:
+    """Images, class of each image, names of all classes, and file of each image.
+
+    The classes are the subfolders in sorted order, including empty ones.
+    """
+    by_class = files_in(folder)
+    names = tuple(name for name in by_class if name)
+    files = [file for name in names for file in by_class[name] if is_image(file)]
+    if len(names) > 1 and SPLITS.issuperset(map(str.lower, names)):
+        raise ValueError(
+            f"{folder} must have a folder for each class, but {', '.join(names)} are splits of a "
+            "dataset: choose one of them"
+        )
+    if not files:
+        raise ValueError(
+            f"{folder} must have a folder of images for each class, it has "
+            f"{len(names)} folders and no image in them"
+        )
+    classes = [file.split("/")[0] for file in files]
+    return read_images(folder, files, size), classes, names, tuple(files)
+
+
+def files_in(folder: Path) -> dict[str, list[str]]:
+    """Sorted files of each class, as paths within the folder; under "" those outside of classes.
+
+    Hidden files are skipped. A class may be a symbolic link to a folder; links within a class are
+    not followed.
+    """
+    try:
+        here = folder.resolve(strict=True)
+        with os.scandir(folder) as entries:
+            is_dir = {entry.name: entry.is_dir() for entry in entries if not _is_hidden(entry.name)}
+        # A link to the folder itself, or to one above it, would contain all classes again.
+        around = {here, *here.parents}
+        classes = [name for name in is_dir if is_dir[name]]
+        classes = [name for name in classes if (folder / name).resolve() not in around]
+        others = sorted(name for name in is_dir if not is_dir[name])
+        return {"": others} | {name: _walk(folder, name) for name in sorted(classes)}
+    except OSError as error:
+        where = error.filename if error.filename is not None else folder
+        raise ValueError(f"{where} cannot be read: {error.strerror or error}") from None
+
+
+def _walk(folder: Path, name: str) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    paths = []
+    for here, folders, files in os.walk(folder / name, onerror=refuse):
+        folders[:] = [inner for inner in folders if not _is_hidden(inner)]
+        below = Path(here).relative_to(folder)
+        paths += [(below / file).as_posix() for file in files if not _is_hidden(file)]
+    return sorted(paths)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in CLUTTER
+
+
+def is_image(file: str) -> bool:
+    """Whether a file has the suffix of an image."""
+    return Path(file).suffix.lower() in SUFFIXES
+
+
+def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
+    """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ImportError(NEEDS_PILLOW) from error
+    pictures: list[Array] = []
+    bad: list[tuple[str, str]] = []
+    with warnings.catch_warnings():
+        # Pillow's warnings do not name the file; sizes are checked here.
+        warnings.simplefilter("ignore")
+        for file in files:
+            try:
+                pictures.append(_read_image(folder / file, size))
+            except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
+                bad.append((file, _reason(error)))
+    if bad:
+        file, reason = bad[0]
+        raise ValueError(
+            f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
+            f"{reason}"
+        )
+    images = squares(pictures, size)
+    lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))
+    if lowest.equal(highest):
+        raise ValueError(
+            f"the images in {folder} must differ, all pixels of all {len(files)} are "
+            f"{lowest.tolist()}"
+        )
+    return images
+
+
+def _read_image(path: Path, size: int | None) -> Array:
+    from PIL import Image
+
+    with open_regular(path) as file, Image.open(file, formats=FORMATS) as picture:
+        _refuse_too_large(picture)
+        enough = 2 * (size or SIZE)
+        picture.draft(None, (enough, enough))  # lets JPEG files be decoded at a smaller size
+        return pixels_of(picture, size)
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a supported format"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is a PIL image; imports nothing."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _refuse_too_large(picture: Image) -> None:
+    if picture.width * picture.height > MAX_PIXELS:
+        raise ValueError(
+            f"it has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}"
+        )
+
+
+def pixels_of(picture: Image, size: int | None) -> Array:
+    """Gray or RGB pixels of a picture whose longer side is ``size``.
+
+    Without a size, only pictures larger than ``SIZE`` are scaled.
+    """
+    from PIL import ImageOps
+
+    _refuse_too_large(picture)
+    plain = _gray_or_rgb(ImageOps.exif_transpose(picture))
+    if size is not None or max(plain.size) > SIZE:
+        plain = _scale(plain, size or SIZE)
+    pixels = np.asarray(plain)
+    if plain.mode != "F":
+        return pixels
+    pixels = pixels.round()
+    # uint16 takes half the memory until the last picture is read.
+    fits = pixels.min() >= 0 and pixels.max() < 2**16
+    return pixels.astype(np.uint16) if fits else pixels
+
+
+def _gray_or_rgb(picture: Image) -> Image:
+    """A picture in mode L or RGB, or F if it has more than 8 bits."""
+    from PIL import Image
+
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating point numbers")
+    if picture.mode.startswith("I"):  # 16 bits or more
+        return Image.fromarray(np.asarray(picture).astype(np.float32))
+    gray = picture.mode in ("1", "L", "LA", "La")
+    if picture.mode in TRANSPARENT or "transparency" in picture.info:
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture.convert("RGBA"))
+    return picture.convert("L" if gray else "RGB")
+
+
+def _scale(picture: Image, side: int) -> Image:
+    from PIL.Image import Resampling
+
+    factor = side / max(picture.size)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    return picture.resize(size, Resampling.BILINEAR)
+
+
+def squares(pictures: list[Array], size: int | None) -> Tensor:
+    """Pictures centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
+
+    Without a size, the side is that of the longer sides if all are equal, otherwise ``SIZE``. The
+    list is emptied. Pictures of more than 8 bits share one range.
+    """
+    from PIL import Image
+
+    black, white = _shared_range(pictures)
+    longer = {max(picture.shape[:2]) for picture in pictures}
+    side = size or (longer.pop() if len(longer) == 1 else SIZE)
+    gray = all(picture.ndim == 2 for picture in pictures)
+    out = np.zeros((len(pictures), *(() if gray else (3,)), side, side), dtype=np.uint8)
+    for index in reversed(range(len(pictures))):
+        picture = pictures.pop()  # frees memory as the result fills
+        if picture.dtype != np.uint8:
+            share = (picture.astype(np.float64) - black) / (white - black)
+            picture = (255 * share).round().astype(np.uint8)
+        if max(picture.shape[:2]) != side:
+            picture = np.asarray(_scale(Image.fromarray(picture), side))
+        height, width = picture.shape[:2]
+        top, left = (side - height) // 2, (side - width) // 2
+        # A gray picture among coloured ones is broadcast to three channels.
+        target = out[index, ..., top : top + height, left : left + width]
+        target[...] = picture if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
+    return torch.from_numpy(out)
+
+
+def _shared_range(pictures: list[Array]) -> tuple[float, float]:
+    """Black and white of the pictures with more than 8 bits.
+
+    A 16-bit file may hold 10 or 12 bits and does not say so: white has the smallest even number of
+    bits, at least 8, that holds the brightest pixel. Black is 0, or the lowest negative value.
+    """
+    wide = [(float(one.min()), float(one.max())) for one in pictures if one.dtype != np.uint8]
+    black = min([0.0, *(low for low, _ in wide)])
+    highest = int(max([0.0, *(high for _, high in wide)]) - black)
+    bits = max(8, -(-highest.bit_length() // 2) * 2)
+    return black, black + 2**bits - 1

@@ -1,0 +1,315 @@
+"""Read datasets with labels: image folders, .npz, .csv and .parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuvar.cleaning.class_labels import NUMBERS, read_labels
+from neuvar.cleaning.examples import Examples, read_examples
+from neuvar.cleaning.image_folder import files_in, is_image, read_images
+from neuvar.cleaning.score import Array
+from neuvar.cleaning.tables import (
+    array_names,
+    check_column,
+    column_names,
+    find_array,
+    read_array,
+    read_only_or_named,
+    read_table,
+    read_texts,
+    row_number_columns,
+)
+
+INPUTS = ("images", "inputs", "x", "X", "data")
+LABELS = ("labels", "y", "targets")
+PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
+"""Names under which the arrays of an .npz file are looked for, in this order."""
+LABEL = "label"
+"""The column of labels unless another one is named."""
+DATA_KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?")
+_INT64_DIGITS = 18
+"""Length of integers that int64 holds in any case."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A dataset and the form it was stored in.
+
+    Attributes:
+        name: name of the file or folder.
+        kind: "folder", "npz", "csv" or "parquet".
+        examples: inputs, labels and class names.
+        values: the label of each class in its original form, numbers or text.
+        columns: names of the features, if they have any.
+        left_out: columns or files that were not read, and why, unless the user dropped them.
+    """
+
+    name: str
+    kind: str
+    examples: Examples
+    values: Array
+    columns: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def id_column(self) -> str:
+        """What identifies an example: "file" or "index"."""
+        return "file" if self.examples.files else "index"
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """File or index of each example."""
+        return self.examples.files or [str(i) for i in range(len(self.examples.labels))]
+
+    @property
+    def sha256(self) -> str:
+        """Digest of inputs, labels, class names and files."""
+        e = self.examples
+        inputs = e.inputs.cpu().contiguous().numpy()
+        text = repr((inputs.shape, inputs.dtype.str, e.names, e.files))
+        digest = hashlib.sha256(text.encode(errors="surrogatepass"))
+        digest.update(inputs.data)
+        digest.update(np.ascontiguousarray(e.labels, np.int64).data)
+        return digest.hexdigest()
+
+
+def read_source(
+    path: Path,
+    *,
+    labels: str | None = None,
+    inputs: str | None = None,
+    drop: Sequence[str] = (),
+    size: int | None = None,
+) -> Source:
+    """Read a dataset with its labels.
+
+    Args:
+        path: a folder with one subfolder of images for each class, or a file: .npz with arrays of
+            inputs and labels, or .csv or .parquet, whose columns are features except the labels,
+            a second column called label, and row numbers.
+        labels: name of the array or column of labels, or a .npy, .npz or .csv file with them; for a
+            folder, a .csv file with the columns file and label.
+        inputs: name of the array of inputs in an .npz file.
+        drop: columns of a table that are not read.
+        size: height and width of the images of a folder.
+    """
+    if not path.exists():
+        raise ValueError(f"DATA must be {DATA_KINDS}, there is no {path}")
+    kind = "folder" if path.is_dir() else path.suffix.lower().removeprefix(".")
+    if kind not in ("folder", "npz", "csv", "parquet"):
+        raise ValueError(f"DATA must be {DATA_KINDS}, got {path}")
+    if size is not None and kind != "folder":
+        raise ValueError(f"--size is for folders of images, got {path}")
+    if inputs is not None and kind != "npz":
+        raise ValueError(f"--inputs is for .npz files, got {path}")
+    if drop and kind not in ("csv", "parquet"):
+        raise ValueError(f"--drop is for tables, got {path}")
+    if kind == "folder":
+        return _read_folder(path, labels, size)
+    if kind == "npz":
+        return _read_npz(path, inputs, labels)
+    return _read_table(path, kind, labels, drop)
+
+
+def _read_folder(path: Path, labels: str | None, size: int | None) -> Source:
+    files = [file for group in files_in(path).values() for file in group]
+    if labels is None:
+        examples = read_examples(path, size=size)
+    else:
+        examples = _read_labelled(path, Path(labels), sorted(filter(is_image, files)), size)
+    used, label_file = set(examples.files), labels and Path(labels)
+    others = [file for file in files if file not in used and path / file != label_file]
+    left_out: tuple[str, ...] = ()
+    if others:
+        suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
+        shown = ", ".join(suffixes[:5]) + ", …" * (len(suffixes) > 5)
+        left_out = (f"{len(others):,} other file{'s' * (len(others) != 1)} ({shown})",)
+    name = path.name or path.resolve().name or str(path)
+    return Source(name, "folder", examples, np.array(examples.names), left_out=left_out)
+
+
+def _read_labelled(folder: Path, labels: Path, files: list[str], size: int | None) -> Examples:
+    """Images of a folder with labels of a table; labels are text, as the names of folders are."""
+    if labels.suffix.lower() != ".csv" or not labels.is_file():
+        raise ValueError(
+            f"--labels of a folder must be a .csv file with the columns file and label, "
+            f"got {str(labels)!r}"
+        )
+    if not files:
+        raise ValueError(f"{folder} has no image")
+    indices, names = read_labels(_labels_by_id(labels, "file", files))
+    return Examples(read_images(folder, files, size), indices, names, tuple(files))
+
+
+def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
+    names = array_names(path)
+    known = f"an array of {path}, which has {', '.join(names)}"
+    hint = "; name them with --inputs NAME and --labels NAME"
+    if inputs is not None and inputs not in names:
+        raise ValueError(f"--inputs must be {known}, got {inputs!r}")
+    inputs = inputs or find_array(INPUTS, path, "inputs", hint=hint)
+    if labels is None or labels in names:
+        labels = labels or find_array(LABELS, path, "labels", hint=hint)
+        if labels == inputs:
+            raise ValueError(f"inputs and labels must be two arrays of {path}, got {inputs!r}")
+        given = _plain_labels(read_array(path, labels))
+    else:
+        given = _read_label_file(labels, known)
+    array = read_array(path, inputs)
+    if array.ndim == 2 and array.dtype.kind in "iu":  # features, as the integers of a table are
+        array = array.astype(np.float32)
+    examples = read_examples((array, given))
+    return Source(path.name, "npz", examples, _class_values(given, examples.names))
+
+
+def _read_table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> Source:
+    column, names = labels or LABEL, column_names(path)
+    in_file = labels is not None and column not in names and Path(labels).is_file()
+    own = None if in_file else column
+    if own is not None:
+        check_column(own, names, path)
+    for name in drop:
+        check_column(name, names, path)
+        if name == own:
+            raise ValueError(f"--drop must not have the column of labels, got {name!r}")
+    left_out = dict.fromkeys(row_number_columns(path), "row numbers")
+    if LABEL in names:
+        left_out[LABEL] = "other labels"
+    left_out = {name: reason for name, reason in left_out.items() if name not in (own, *drop)}
+    table = read_table(path, own, ignore={*drop, *left_out})
+    if in_file:
+        given = _read_label_file(column, f"a column of {path}")
+    else:
+        given = (_parse_labels if kind == "csv" else _plain_labels)(table.labels)
+    examples = read_examples((table.numbers, given))
+    return Source(
+        path.name,
+        kind,
+        examples,
+        _class_values(given, examples.names),
+        table.columns,
+        tuple(f"column {name!r} ({reason})" for name, reason in left_out.items()),
+    )
+
+
+def _read_label_file(name: str, otherwise: str) -> Array:
+    """Labels from a separate file, in the order of the examples."""
+    path = Path(name)
+    if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
+        raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
+    if path.suffix.lower() != ".csv":
+        return _plain_labels(read_only_or_named(path, LABELS, "labels"))
+    column = _label_column(path)
+    if "index" not in column_names(path):
+        return _parse_labels([row[column] for row in read_texts(path, [column])])
+    count = len(read_texts(path, ["index"]))
+    return _parse_labels(_labels_by_id(path, "index", [str(i) for i in range(count)]))
+
+
+def _label_column(path: Path) -> str:
+    """The column of a CSV file that is called label, or its only column beside ids."""
+    names = column_names(path)
+    others = [name for name in names if name not in ("file", "index", *row_number_columns(path))]
+    if LABEL not in names and len(others) == 1:
+        return others[0]
+    check_column(LABEL, names, path)
+    return LABEL
+
+
+def _labels_by_id(path: Path, id_column: str, ids: Sequence[str]) -> list[str]:
+    """Labels of a CSV file, in the order of the ids of the examples."""
+    check_column(id_column, column_names(path), path)
+    column = _label_column(path)
+    labels: dict[str, str] = {}
+    for row in read_texts(path, [id_column, column]):
+        if row[id_column] in labels:
+            raise ValueError(
+                f"{path} must have each {id_column} once, {row[id_column]!r} is there twice"
+            )
+        labels[row[id_column]] = row[column]
+    known = set(ids)
+    for key in labels:
+        if key not in known:
+            raise ValueError(f"{path} has a label for {id_column} {key!r}, not in the data")
+    for key in ids:
+        if key not in labels:
+            raise ValueError(f"{path} has no label for {id_column} {key!r}")
+    return [labels[key] for key in ids]
+
+
+def _plain_labels(labels: Any) -> Array:
+    """Labels with a type; booleans become 0 and 1."""
+    y = np.asarray(labels)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    return y.astype(np.int64) if y.dtype.kind == "b" else y
+
+
+def _parse_labels(texts: Sequence[str]) -> Array:
+    """Labels of a CSV file, which has no types: numbers if all of them are written as one.
+
+    >>> _parse_labels(["9", "10"]), _parse_labels(["9.0", "10.0"]), _parse_labels(["9", "010"])
+    (array([ 9, 10]), array([ 9., 10.]), array(['9', '010'], dtype='<U3'))
+    """
+    y = np.array(texts)
+    if not all(map(_NUMBER.fullmatch, texts)):
+        return y
+    if any("." in text or "e" in text for text in texts):
+        return y.astype(np.float64)
+    return y if any(len(text) > _INT64_DIGITS for text in texts) else y.astype(np.int64)
+
+
+def _class_values(labels: Array, names: Sequence[str]) -> Array:
+    return np.array([int(name) for name in names] if labels.dtype.kind in NUMBERS else names)
+
+
+def with_classes(source: Source, classes: int) -> Source:
+    """The same data, for probabilities of so many classes.
+
+    Labels that are numbers may leave classes out; for text it is unknown which ones are left out.
+    """
+    e, values = source.examples, source.values
+    if len(e.names) == classes:
+        return source
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= classes:
+        raise ValueError(
+            f"--probabilities must have a column for each of the {len(e.names)} classes of "
+            f"{source.name}, got {classes} columns"
+        )
+    every = np.arange(classes, dtype=values.dtype)
+    labels = values[e.labels].astype(np.int64)
+    return replace(
+        source, examples=replace(e, labels=labels, names=tuple(map(str, every))), values=every
+    )
+
+
+def read_probabilities(path: Path, names: Sequence[str]) -> Array:
+    """Probabilities of each class, from a .npy, .npz or .csv file.
+
+    The columns are in the order of the classes. A CSV file whose columns are the names of the
+    classes may have them in any order.
+    """
+    if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
+        raise ValueError(f"--probabilities must be a .npy, .npz or .csv file, got {str(path)!r}")
+    if path.suffix.lower() == ".csv":
+        table = read_table(path, None, ignore=row_number_columns(path))
+        order = list(range(len(table.columns)))
+        if set(table.columns) == set(names):
+            order = [table.columns.index(name) for name in names]
+        return table.numbers[:, order]
+    p = read_only_or_named(path, PROBABILITIES, "probabilities")
+    if p.ndim != 2 or p.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{path} must hold numbers of shape (examples, classes), got shape {p.shape} "
+            f"and type {p.dtype}"
+        )
+    return p

@@ -1,0 +1,252 @@
+"""Score labels by the predicted probabilities of the classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neuvar.measures.proportion import normal_quantile, wilson
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CHUNK = 10_000
+"""Examples processed at once, so that large arrays of probabilities are not copied whole."""
+SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class NoiseRate:
+    """Estimated fraction of wrong labels.
+
+    Attributes:
+        value: the estimate.
+        low: lower end of its confidence interval.
+        high: upper end.
+        confidence: confidence level of the interval. It covers the sampling error of the examples,
+            not the errors of the network.
+    """
+
+    value: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """Estimated noise transition matrix.
+
+    Attributes:
+        matrix: probability of each given label (column) for each true class (row), float64. The row
+            of a class without examples is nan.
+        low: lower ends of the confidence intervals.
+        high: upper ends.
+        confidence: confidence level of each interval.
+    """
+
+    matrix: Array
+    low: Array
+    high: Array
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class LabelIssues:
+    """Label quality, flagged labels and suggested labels of a dataset.
+
+    Attributes:
+        labels: class index of each given label, int64, shape (n,); as in cleanlab.
+        probabilities: predicted probabilities, float32 or float64, shape (n, classes).
+        quality: label quality from 0 to 1; the lower, the more likely the label is wrong.
+        suggested: index of the most probable class, int64; the given label if no class is more
+            probable.
+        flagged: whether the label is considered wrong, bool.
+        noise_rate: estimated fraction of wrong labels.
+        transition: estimated noise transition matrix.
+        names: name of each class.
+        values: label of each class in its original form: a number, text or another object.
+        files: for images from a folder, the path of each within it; otherwise empty.
+        b: noise scale at the end of training; None without training.
+    """
+
+    labels: Array
+    probabilities: Array = field(repr=False)
+    quality: Array
+    suggested: Array
+    flagged: Array
+    noise_rate: NoiseRate
+    transition: Transition = field(repr=False)
+    names: tuple[str, ...]
+    values: Array
+    files: tuple[str, ...] = field(default=(), repr=False)
+    b: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ranked(self) -> Array:
+        """Indices of all examples, lowest quality first."""
+        return np.argsort(self.quality, kind="stable")
+
+    @property
+    def worst(self) -> Array:
+        """Indices of the flagged examples, lowest quality first."""
+        ranked = self.ranked
+        return ranked[self.flagged[ranked]]
+
+    @property
+    def cleaned(self) -> Array:
+        """Labels in their original form, with flagged ones replaced by the suggestions."""
+        labels: Array = self.values[np.where(self.flagged, self.suggested, self.labels)]
+        return labels
+
+    @property
+    def pairs(self) -> Array:
+        """Number of flagged examples for each given (row) and suggested (column) class."""
+        counts = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
+        np.add.at(counts, (self.labels[self.flagged], self.suggested[self.flagged]), 1)
+        return counts
+
+    def __str__(self) -> str:
+        return (
+            f"{int(self.flagged.sum())} of {len(self)} labels are flagged; about "
+            f"{self.noise_rate} of all labels are wrong"
+        )
+
+
+def judge_labels(
+    probabilities: Any, labels: Any, *, names: Sequence[str] | None = None, confidence: float = 0.95
+) -> LabelIssues:
+    """Find wrong labels from the predicted probabilities of the classes.
+
+    A label is flagged if another class is more probable, both by the probabilities and after each
+    class's probabilities are divided by their mean over the examples with that label. The second
+    condition protects rare classes, which networks learn less well. The suggested label is the most
+    probable class. The quality is cleanlab's normalized margin, (1 + p[label] - max p[other]) / 2.
+    The noise rate is the fraction of flagged labels, and the transition matrix counts the given
+    labels after cleaning. Intervals are Wilson's: they cover sampling error, not network errors.
+
+    Args:
+        probabilities: shape (n, classes), from a network that has not memorized the labels.
+        labels: n class indices from 0.
+        names: name of each class; its index by default.
+        confidence: confidence level of the intervals.
+
+    >>> issues = judge_labels([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 0, 0])
+    >>> issues.flagged.tolist(), issues.suggested.tolist(), issues.ranked.tolist()
+    ([False, True, False], [0, 1, 0], [1, 2, 0])
+    """
+    p, y = check_probabilities(probabilities), _check_labels(labels)
+    n, classes = p.shape
+    if len(y) != n:
+        raise ValueError(
+            f"probabilities and labels must have the same length, got {n} and {len(y)}"
+        )
+    if y.max() >= classes:
+        raise ValueError(
+            f"labels must be below {classes}, the number of columns of probabilities, got {y.max()}"
+        )
+    if names is None:
+        names = [str(k) for k in range(classes)]
+    if len(names) != classes:
+        raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
+    z = normal_quantile(confidence)
+    own = p[np.arange(n), y].astype(np.float64)
+    typical = _class_means(own, y, classes)
+    other = _best_other(p, y)
+    flagged = (other > own) & (_best_other(p, y, typical) > own / typical[y])
+    suggested = np.where(other > own, p.argmax(1), y)
+    rate = float(flagged.mean())
+    return LabelIssues(
+        labels=y,
+        probabilities=p,
+        quality=(1 + own - other) / 2,
+        suggested=suggested,
+        flagged=flagged,
+        noise_rate=NoiseRate(rate, *wilson(rate, n, z), confidence),
+        transition=_transition(np.where(flagged, suggested, y), y, classes, z, confidence),
+        names=tuple(map(str, names)),
+        values=np.arange(classes),
+    )
+
+
+def _best_other(p: Array, y: Array, typical: Array | float = 1.0) -> Array:
+    """Largest probability of a class other than the label, relative to the typical ones."""
+    best = np.empty(len(y))
+    for start in range(0, len(y), CHUNK):
+        part = slice(start, start + CHUNK)
+        relative = p[part] / typical
+        relative[np.arange(len(relative)), y[part]] = -np.inf
+        best[part] = relative.max(1)
+    return best
+
+
+def _class_means(own: Array, y: Array, classes: int) -> Array:
+    """Mean probability of their label over the examples of each label; 1 without examples."""
+    counts = np.bincount(y, minlength=classes)
+    sums = np.bincount(y, weights=own, minlength=classes)
+    return np.where(counts, np.maximum(sums / np.maximum(counts, 1), np.finfo(float).tiny), 1.0)
+
+
+def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (true, given), 1)
+    totals = counts.sum(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):  # classes without examples become nan
+        matrix = counts / totals
+        return Transition(matrix, *wilson(matrix, totals, z), confidence)
+
+
+def compare_with_chance(p: Array, labels: Array) -> tuple[float, float, float]:
+    """Mean probability of the labels, of shuffled labels, and the gain in standard errors."""
+    n = len(labels)
+    own = p[np.arange(n), labels].astype(np.float64)
+    shares = np.bincount(labels, minlength=p.shape[1]) / n
+    by_chance = np.einsum("nk,k->n", p, shares)  # without a copy of p in float64
+    gain = own - by_chance
+    # The constant absorbs rounding where all classes are equally probable.
+    error = float(gain.std()) / math.sqrt(n) + 1e-9
+    return float(own.mean()), float(by_chance.mean()), float(gain.mean()) / error
+
+
+def check_probabilities(value: Any) -> Array:
+    """Probabilities with rows normalized to 1; float32 is kept, other types become float64."""
+    p: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if p.ndim != 2 or p.shape[1] < 2 or not len(p) or p.dtype.kind not in "fiub":
+        raise ValueError(
+            "probabilities must be numbers of shape (n, classes) with at least 2 classes, "
+            f"got shape {p.shape} and type {p.dtype}"
+        )
+    p = p.astype(np.float32 if p.dtype == np.float32 else np.float64)
+    if not np.isfinite(p).all() or (p < 0).any():
+        raise ValueError("probabilities must be finite and not negative")
+    total = p.sum(1, dtype=np.float64)
+    off = np.abs(total - 1)
+    if off.max() > SUM_TOLERANCE:
+        raise ValueError(
+            f"each row of probabilities must sum to 1, row {off.argmax()} sums to "
+            f"{total[off.argmax()]:.6g}"
+        )
+    p /= total[:, None]
+    return p
+
+
+def _check_labels(value: Any) -> Array:
+    y: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if y.ndim != 1 or not len(y):
+        raise ValueError(f"labels must be a list of class indices, got shape {y.shape}")
+    if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.round(y)).all():
+        y = y.astype(np.int64)
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"labels must be integers, got type {y.dtype}")
+    if y.min() < 0:
+        raise ValueError(f"labels must not be negative, got {y.min()}")
+    return y.astype(np.int64)
