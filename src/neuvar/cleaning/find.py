@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from neuvar._batches import Generators
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.cleaning.class_labels import NUMBERS, label_array, read_labels
 from neuvar.cleaning.examples import Examples, Parts, inputs_of, split_data
@@ -25,12 +27,15 @@ from neuvar.cleaning.score import (
     judge_labels,
 )
 from neuvar.data import Batches, normalization
+from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.models import build, mlp
 from neuvar.optim import NVRMSGD
 from neuvar.train import fit
-from neuvar.train.evaluation import autocast, device_of, in_evaluation_mode, not_half
+from neuvar.train.evaluation import autocast, device_of
 from neuvar.train.loop import EpochsOfBatches
 from neuvar.train.preparing import check_trainable, clean_copy, no_single
+
+Device = torch.device | str
 
 EVALUATION_BATCH = 500
 HIDDEN_UNITS = 1024
@@ -51,7 +56,7 @@ def find_label_issues(
     momentum: float = 0.9,
     weight_decay: float = 1e-4,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     precision: str = "float32",
     names: Sequence[str] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -189,13 +194,7 @@ def _score(p: Array, labels: Array, names: tuple[str, ...], parts: Parts) -> Lab
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Result of one training run.
-
-    Attributes:
-        model: the trained network.
-        probabilities: mean of the probabilities in training, shape (n, classes).
-        b: noise scale at the end.
-    """
+    """A trained network, the mean of its probabilities in training, and b at the end."""
 
     model: nn.Module
     probabilities: Array
@@ -203,7 +202,7 @@ class Trained:
 
 
 def prepare(
-    model: nn.Module, examples: Examples, *, seed: int, device: torch.device | str
+    model: nn.Module, examples: Examples, *, seed: int, device: Device
 ) -> tuple[nn.Module, Any]:
     """A float32 copy of a model at its clean weights, and its scores of the first two examples.
 
@@ -212,7 +211,7 @@ def prepare(
     network, device = clean_copy(model).float().to(device), torch.device(device)
     two = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
     inputs, *_ = next(iter(make_batches(two, 2, shuffle=False, device=device).epoch(0)))
-    with Generators(device).seeded(seed), torch.no_grad(), in_evaluation_mode(network):
+    with Generators(device).seeded(seed), torch.no_grad(), eval_mode(network):
         try:
             return network, network(inputs)
         except (RuntimeError, TypeError, IndexError) as error:
@@ -243,7 +242,7 @@ def train_once(
     momentum: float,
     weight_decay: float,
     seed: int,
-    device: torch.device | str,
+    device: Device,
     precision: str,
     progress: Callable[[float], None] | None = None,
 ) -> Trained:
@@ -291,56 +290,44 @@ def predict(network: nn.Module, examples: Examples, *, precision: str = "float32
     """Probabilities of a network in evaluation mode."""
     device, parts = device_of(network), []
     batches = make_batches(examples, EVALUATION_BATCH, shuffle=False, device=device)
-    with torch.no_grad(), in_evaluation_mode(network):
+    with torch.no_grad(), eval_mode(network):
         for inputs, *_ in batches.epoch(0):
             with autocast(device, precision):
                 scores = network(inputs)
-            parts.append(softmax(not_half(scores).cpu().double(), 1))
+            parts.append(softmax(half_to_float(scores).cpu().double(), 1))
     return torch.cat(parts).numpy()
 
 
 def make_batches(
-    examples: Examples,
-    size: int,
-    *,
-    device: torch.device | str,
-    seed: int = 0,
-    shuffle: bool = True,
+    examples: Examples, size: int, *, device: Device, seed: int = 0, shuffle: bool = True
 ) -> EpochsOfBatches:
     """Batches of inputs, labels and indices; uint8 images are normalized."""
     inputs, labels = examples.inputs, torch.as_tensor(examples.labels)
     parts = (inputs, labels, torch.arange(len(labels)))
-    options: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "device": device}
-    if inputs.dtype == torch.uint8:
-        return Batches(parts, size, normalize=normalization(inputs), **options)
-    return FeatureBatches(parts, size, **options)
+    if inputs.dtype != torch.uint8:
+        return FeatureBatches(parts, size, seed if shuffle else None, device)
+    normalize = normalization(inputs)
+    return Batches(parts, size, seed=seed, shuffle=shuffle, normalize=normalize, device=device)
 
 
 class FeatureBatches:
     """Batches of any tensors, in an order that depends only on the seed and the epoch."""
 
     def __init__(
-        self,
-        parts: tuple[Tensor, ...],
-        size: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        device: torch.device | str,
+        self, parts: tuple[Tensor, ...], size: int, seed: int | None, device: Device
     ) -> None:
         self.size = integer("batch_size", size, low=1)
+        self.seed = None if seed is None else integer("seed", seed, low=0)
         self._parts, self._device = parts, device
-        self._seed, self._shuffle = integer("seed", seed, low=0), shuffle
 
     def __len__(self) -> int:
-        return (len(self._parts[0]) + self.size - 1) // self.size
+        return math.ceil(len(self._parts[0]) / self.size)
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """Batches of one epoch from batch ``start`` on."""
-        count = len(self._parts[0])
-        order = np.arange(count)
-        if self._shuffle:
-            order = np.random.Generator(np.random.PCG64([self._seed, number])).permutation(count)
+        order = np.arange(len(self._parts[0]))
+        if self.seed is not None:
+            order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(order)
         for batch in range(start, len(self)):
             index = torch.from_numpy(order[batch * self.size : (batch + 1) * self.size])
             yield tuple(part[index].to(self._device) for part in self._parts)

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 TRAINED = (
     "A network trained with noise on its weights does not memorize wrong labels. These are the "
-    "labels it disagrees with."
+    "labels it disagrees with. It can be wrong: review each label and decide."
 )
-GIVEN = "These are the labels that the given probabilities disagree with."
+GIVEN = (
+    "These are the labels that the given probabilities disagree with. They can be wrong: review "
+    "each label and decide."
+)
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
@@ -44,13 +47,7 @@ MAX_BARS = 64
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
-    """The page. All text of the data is escaped, and the page loads nothing.
-
-    Args:
-        cleaning: the results.
-        top: number of flagged examples to show.
-        folder: the results folder, for the command that applies decisions.
-    """
+    """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
     details = cleaning.details.items()
     return fill(
         "neuvar.cleaning",
@@ -158,13 +155,9 @@ def is_images(inputs: Tensor) -> bool:
 
 
 def pictures(inputs: Tensor, shown: Array, *, room: int) -> list[str]:
-    """Images as data URIs of PNG files, shrunk until all of them fit into the room.
+    """The shown images as data URIs of PNG files, shrunk until they fit into ``room`` characters.
 
-    Args:
-        inputs: images of shape (n, h, w), (n, c, h, w) or (n, h, w, c); floats are scaled to the
-            range of the shown ones.
-        shown: indices of the wanted images.
-        room: characters for all of them.
+    Floats are scaled to the range of the shown ones.
     """
     try:
         from PIL import Image

@@ -18,13 +18,12 @@ from neuvar.cleaning.score import Array
 from neuvar.cleaning.tables import (
     array_names,
     check_column,
-    column_names,
     find_array,
     read_array,
-    read_only_or_named,
+    read_header,
+    read_only_array,
     read_table,
     read_texts,
-    row_number_columns,
 )
 
 INPUTS = ("images", "inputs", "x", "X", "data")
@@ -42,23 +41,14 @@ _INT64_DIGITS = 18
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A dataset and the form it was stored in.
-
-    Attributes:
-        name: name of the file or folder.
-        kind: "folder", "npz", "csv" or "parquet".
-        examples: inputs, labels and class names.
-        values: the label of each class in its original form, numbers or text.
-        columns: names of the features, if they have any.
-        left_out: columns or files that were not read, and why, unless the user dropped them.
-    """
+    """A dataset from a file or folder."""
 
     name: str
-    kind: str
+    kind: str  # "folder", "npz", "csv" or "parquet"
     examples: Examples
-    values: Array
+    values: Array  # label of each class in its original form, numbers or text
     columns: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # columns or files that were not read, and why
 
     @property
     def id_column(self) -> str:
@@ -90,18 +80,7 @@ def read_source(
     drop: Sequence[str] = (),
     size: int | None = None,
 ) -> Source:
-    """Read a dataset with its labels.
-
-    Args:
-        path: a folder with one subfolder of images for each class, or a file: .npz with arrays of
-            inputs and labels, or .csv or .parquet, whose columns are features except the labels,
-            a second column called label, and row numbers.
-        labels: name of the array or column of labels, or a .npy, .npz or .csv file with them; for a
-            folder, a .csv file with the columns file and label.
-        inputs: name of the array of inputs in an .npz file.
-        drop: columns of a table that are not read.
-        size: height and width of the images of a folder.
-    """
+    """Read a dataset with its labels; the arguments are those of ``neuvar clean``."""
     if not path.exists():
         raise ValueError(f"DATA must be {DATA_KINDS}, there is no {path}")
     kind = "folder" if path.is_dir() else path.suffix.lower().removeprefix(".")
@@ -156,9 +135,9 @@ def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
     hint = "; name them with --inputs NAME and --labels NAME"
     if inputs is not None and inputs not in names:
         raise ValueError(f"--inputs must be {known}, got {inputs!r}")
-    inputs = inputs or find_array(INPUTS, path, "inputs", hint=hint)
+    inputs = inputs or find_array(path, INPUTS, "inputs", hint=hint)
     if labels is None or labels in names:
-        labels = labels or find_array(LABELS, path, "labels", hint=hint)
+        labels = labels or find_array(path, LABELS, "labels", hint=hint)
         if labels == inputs:
             raise ValueError(f"inputs and labels must be two arrays of {path}, got {inputs!r}")
         given = _plain_labels(read_array(path, labels))
@@ -172,7 +151,8 @@ def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
 
 
 def _read_table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> Source:
-    column, names = labels or LABEL, column_names(path)
+    column = labels or LABEL
+    names, row_numbers = read_header(path)
     in_file = labels is not None and column not in names and Path(labels).is_file()
     own = None if in_file else column
     if own is not None:
@@ -181,7 +161,7 @@ def _read_table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) 
         check_column(name, names, path)
         if name == own:
             raise ValueError(f"--drop must not have the column of labels, got {name!r}")
-    left_out = dict.fromkeys(row_number_columns(path), "row numbers")
+    left_out = dict.fromkeys(row_numbers, "row numbers")
     if LABEL in names:
         left_out[LABEL] = "other labels"
     left_out = {name: reason for name, reason in left_out.items() if name not in (own, *drop)}
@@ -207,9 +187,9 @@ def _read_label_file(name: str, otherwise: str) -> Array:
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
     if path.suffix.lower() != ".csv":
-        return _plain_labels(read_only_or_named(path, LABELS, "labels"))
+        return _plain_labels(read_only_array(path, LABELS, "labels"))
     column = _label_column(path)
-    if "index" not in column_names(path):
+    if "index" not in read_header(path)[0]:
         return _parse_labels([row[column] for row in read_texts(path, [column])])
     count = len(read_texts(path, ["index"]))
     return _parse_labels(_labels_by_id(path, "index", [str(i) for i in range(count)]))
@@ -217,8 +197,8 @@ def _read_label_file(name: str, otherwise: str) -> Array:
 
 def _label_column(path: Path) -> str:
     """The column of a CSV file that is called label, or its only column beside ids."""
-    names = column_names(path)
-    others = [name for name in names if name not in ("file", "index", *row_number_columns(path))]
+    names, row_numbers = read_header(path)
+    others = [name for name in names if name not in ("file", "index", *row_numbers)]
     if LABEL not in names and len(others) == 1:
         return others[0]
     check_column(LABEL, names, path)
@@ -227,7 +207,7 @@ def _label_column(path: Path) -> str:
 
 def _labels_by_id(path: Path, id_column: str, ids: Sequence[str]) -> list[str]:
     """Labels of a CSV file, in the order of the ids of the examples."""
-    check_column(id_column, column_names(path), path)
+    check_column(id_column, read_header(path)[0], path)
     column = _label_column(path)
     labels: dict[str, str] = {}
     for row in read_texts(path, [id_column, column]):
@@ -287,9 +267,8 @@ def with_classes(source: Source, classes: int) -> Source:
         )
     every = np.arange(classes, dtype=values.dtype)
     labels = values[e.labels].astype(np.int64)
-    return replace(
-        source, examples=replace(e, labels=labels, names=tuple(map(str, every))), values=every
-    )
+    examples = replace(e, labels=labels, names=tuple(map(str, every)))
+    return replace(source, examples=examples, values=every)
 
 
 def read_probabilities(path: Path, names: Sequence[str]) -> Array:
@@ -301,12 +280,12 @@ def read_probabilities(path: Path, names: Sequence[str]) -> Array:
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--probabilities must be a .npy, .npz or .csv file, got {str(path)!r}")
     if path.suffix.lower() == ".csv":
-        table = read_table(path, None, ignore=row_number_columns(path))
+        table = read_table(path, None, ignore=read_header(path)[1])
         order = list(range(len(table.columns)))
         if set(table.columns) == set(names):
             order = [table.columns.index(name) for name in names]
         return table.numbers[:, order]
-    p = read_only_or_named(path, PROBABILITIES, "probabilities")
+    p = read_only_array(path, PROBABILITIES, "probabilities")
     if p.ndim != 2 or p.dtype.kind not in "fiub":
         raise ValueError(
             f"{path} must hold numbers of shape (examples, classes), got shape {p.shape} "

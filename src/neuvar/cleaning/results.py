@@ -29,14 +29,7 @@ _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
-    """Write the results folder, completely or not at all.
-
-    Args:
-        cleaning: the results.
-        out: the folder.
-        top: number of flagged examples on the page.
-        overwrite: whether an earlier result may be replaced.
-    """
+    """Write the results folder, completely or not at all; the page shows ``top`` examples."""
     issues = cleaning.issues
     contents = {
         "issues.csv": _csv(issue_rows(issues, cleaning.source)),
@@ -132,16 +125,7 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_decided(source: Source, out: Path, decisions: Path) -> int:
-    """Apply decisions to the labels of an earlier result.
-
-    Args:
-        source: the data.
-        out: the results folder.
-        decisions: the CSV file that was downloaded from its page.
-
-    Returns:
-        The number of decisions.
-    """
+    """Apply the decisions made on the page to the labels in its folder; their number."""
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:

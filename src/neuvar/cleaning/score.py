@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.measures.proportion import normal_quantile, wilson
+from neuvar.measures.estimate import normal_quantile, wilson
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

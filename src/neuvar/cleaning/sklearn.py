@@ -123,20 +123,10 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model = _make_network(self.model, examples, seed)
         network, scores = prepare(model, examples, seed=seed, device=self.device)
         check_scores(scores, len(names))
-        run = train_once(
-            network,
-            examples,
-            b=self.b,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            seed=seed,
-            device=self.device,
-            precision=self.precision,
-            progress=self.progress,
-        )
+        options = self.get_params(deep=False)
+        for name in ("model", "random_state"):
+            del options[name]
+        run = train_once(network, examples, seed=seed, **options)
         self.classes_ = y[np.unique(indices, return_index=True)[1]]
         self.scaler_ = scaler
         self.model_ = run.model.cpu().eval().requires_grad_(False)

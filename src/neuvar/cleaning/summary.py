@@ -28,22 +28,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\
 
 @dataclass(frozen=True, eq=False)
 class Cleaning:
-    """The results of one ``neuvar clean`` command.
-
-    Attributes:
-        source: the data.
-        issues: the label issues.
-        settings: training options, by name.
-        command: the command line.
-        data_arguments: the arguments of the command that name the data and labels.
-        seconds: duration.
-    """
+    """The results of one ``neuvar clean`` command."""
 
     source: Source
     issues: LabelIssues
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # training options, by name
     command: str
-    data_arguments: tuple[str, ...]
+    data_arguments: tuple[str, ...]  # those words of the command that name data and labels
     seconds: float
 
     @property

@@ -37,14 +37,8 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path, label: str | None, *, ignore: Collection[str] = ()) -> Table:
-    """Read a CSV or Parquet file.
-
-    Args:
-        path: the file.
-        label: the column of labels, which stay text in a CSV file; None if there is none.
-        ignore: columns that may hold anything.
-    """
-    names = column_names(path)
+    """Read a CSV or Parquet file; in a CSV file, labels stay text."""
+    names, _ = read_header(path)
     if label is not None:
         check_column(label, names, path)
     columns = tuple(name for name in names if name != label and name not in ignore)
@@ -121,42 +115,33 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
     File names need not be valid text; their bytes are kept as Python keeps them in paths.
     """
-    names = column_names(path)
+    names, _ = read_header(path)
+    options = {"dtype": object, "encoding_errors": "surrogateescape"}
+    frame = _read_csv(path, header=0, names=names, **options)
     for name in columns:
         check_column(name, names, path)
-    errors = "surrogateescape"
-    frame = _read_csv(path, header=0, names=names, dtype=object, encoding_errors=errors)
-    for name in columns:
         _refuse_empty(frame[name], path)
     rows = zip(*(map(unescape_cell, frame[name].tolist()) for name in columns), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def column_names(path: Path) -> list[str]:
-    """Names of the columns of a CSV or Parquet file."""
-    if _is_parquet(path):
-        with _open_parquet(path) as (parquet, file):
-            names = list(parquet.read_schema(file).names)
-    else:
-        options = {"header": None, "nrows": 1, "dtype": object}
-        names = _read_csv(path, encoding_errors="surrogateescape", **options).iloc[0].tolist()
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise ValueError(f"{path} must name each column once, {min(repeated)!r} is there twice")
-    return names
-
-
-def row_number_columns(path: Path) -> list[str]:
-    """Columns of a CSV or Parquet file that hold row numbers, as pandas and R write them."""
-    names = column_names(path)
-    indexes = {name for name in names[:1] if name in UNNAMED}
+def read_header(path: Path) -> tuple[list[str], list[str]]:
+    """All columns of a CSV or Parquet file, and those with the row numbers of pandas or R."""
     if _is_parquet(path):
         with _open_parquet(path) as (parquet, file):
             schema = parquet.read_schema(file)
-        indexes.add("__index_level_0__")
+        names, indexes = list(schema.names), {"__index_level_0__"}
         with suppress(ValueError, AttributeError, TypeError):  # the metadata may be anything
             indexes.update(n for n in schema.pandas_metadata["index_columns"] if isinstance(n, str))
-    return [name for name in names if name in indexes]
+    else:
+        options = {"header": None, "nrows": 1, "dtype": object}
+        frame = _read_csv(path, encoding_errors="surrogateescape", **options)
+        names, indexes = frame.iloc[0].tolist(), set()
+    indexes.update(name for name in names[:1] if name in UNNAMED)
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(f"{path} must name each column once, {min(repeated)!r} is there twice")
+    return names, [name for name in names if name in indexes]
 
 
 def check_column(name: str, names: Sequence[str], path: Path) -> None:
@@ -259,8 +244,8 @@ def _numpy_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is not a readable {kind} file: {_first_line(error)}") from error
 
 
-def find_array(wanted: Sequence[str], path: Path, what: str, *, hint: str = "") -> str:
-    """The first of some names that an .npz file has; any name if it has only one array."""
+def find_array(path: Path, wanted: Sequence[str], what: str, *, hint: str = "") -> str:
+    """The first of some names that an .npz file has an array of."""
     names = array_names(path)
     for name in wanted:
         if name in names:
@@ -271,9 +256,9 @@ def find_array(wanted: Sequence[str], path: Path, what: str, *, hint: str = "") 
     )
 
 
-def read_only_or_named(path: Path, wanted: Sequence[str], what: str) -> Array:
+def read_only_array(path: Path, wanted: Sequence[str], what: str) -> Array:
     """The array of an .npy file; of an .npz file, its only array or the first of some names."""
     if path.suffix.lower() == ".npy":
         return read_array(path)
     names = array_names(path)
-    return read_array(path, names[0] if len(names) == 1 else find_array(wanted, path, what))
+    return read_array(path, names[0] if len(names) == 1 else find_array(path, wanted, what))

@@ -65,13 +65,8 @@ def apply_decisions(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> Source:
-    return read_source(
-        options.data,
-        labels=options.labels,
-        inputs=options.inputs,
-        drop=options.drop,
-        size=options.size,
-    )
+    names = ("labels", "inputs", "drop", "size")
+    return read_source(options.data, **{name: getattr(options, name) for name in names})
 
 
 def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
