@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from neuvar.cli.parsing import Commands, add_command, counted, whole
-from neuvar.cli.ready import checked_device
+from neuvar.cli.parsing import Commands, add_command, non_negative, positive
 from neuvar.cli.run import PRECISIONS
+from neuvar.engine import check_device
 
 TRAINING: dict[str, Any] = {
     "b": "auto",
@@ -67,12 +67,12 @@ examples:
     add("--inputs", metavar="NAME", help="array of inputs in a .npz file")
     add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
         help="columns of a table to ignore")  # fmt: skip
-    add("--size", type=counted, metavar="PIXELS", help="height and width of the images of a folder "
+    add("--size", type=positive, metavar="PIXELS", help="height and width of a folder's images "
         "(default: their own if all are equal and at most 64, else 64)")  # fmt: skip
     add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
         help="results folder (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    add("--top", type=whole, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
     add("--probabilities", type=Path, metavar="FILE",
         help="predicted probabilities, .npy, .npz or .csv, one row per example and one column per "
         "class in sorted order: do not train")  # fmt: skip
@@ -81,11 +81,11 @@ examples:
     add = parser.add_argument_group("training").add_argument
     default = {name: f"(default: {value})" for name, value in TRAINING.items()}
     add("--b", type=_scale, metavar="B", help=f"noise scale, or auto {default['b']}")
-    add("--epochs", type=counted, metavar="N", help=f"passes over the data {default['epochs']}")
-    add("--batch-size", type=counted, metavar="N",
+    add("--epochs", type=positive, metavar="N", help=f"passes over the data {default['epochs']}")
+    add("--batch-size", type=positive, metavar="N",
         help=f"examples in a batch {default['batch_size']}")  # fmt: skip
     add("--lr", type=_rate, metavar="RATE", help=f"initial learning rate {default['lr']}")
-    add("--seed", type=whole, metavar="N", help=f"random seed {default['seed']}")
+    add("--seed", type=non_negative, metavar="N", help=f"random seed {default['seed']}")
     add("--device", help=f"cpu, cuda, cuda:N or mps {default['device']}")
     add("--precision", choices=PRECISIONS, help=f"mixed precision {default['precision']}")
     parser.set_defaults(run=_clean)
@@ -126,7 +126,7 @@ def _clean(options: argparse.Namespace) -> int:
     for name, value in TRAINING.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.device = checked_device(options.device)
+    options.device = check_device(options.device)
     data, out = options.data.resolve(), options.out.resolve()
     if options.data.is_dir() and (data == out or data in out.parents):
         raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
