@@ -426,13 +426,13 @@ class TestTables:
             path.write_bytes(whole[:kept])
             assert refused(path).startswith("data.parquet is not a readable Parquet file")
 
-    def test_without_pyarrow(self, monkeypatch):
-        path = parquet(a=[1.0, 2.0], label=[0, 1])
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(
-            ImportError, match=r'needs pandas and pyarrow: pip install "neuvar\[clean\]"'
-        ):
-            read_source(path)
+    @pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
+    def test_without_pandas_or_pyarrow(self, monkeypatch, missing):
+        paths = {"pandas": table(), "pyarrow": parquet(a=[1.0, 2.0], label=[0, 1])}
+        monkeypatch.setitem(sys.modules, missing, None)
+        sentence = r'reading tables needs pandas and pyarrow: pip install "neuvar\[clean\]"'
+        with pytest.raises(ImportError, match=sentence):
+            read_source(paths[missing])
 
 
 class TestFolders:

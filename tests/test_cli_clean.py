@@ -375,6 +375,15 @@ def test_files_that_are_left_out_are_told(capsys, finder):
     assert said["settings"]["left_out"] == told
 
 
+def test_without_pillow_there_is_a_sentence_before_the_training(
+    capsys, digits, finder, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    code, _, err = neuvar(capsys, "clean", "digits.npz")
+    assert (code, err) == (2, 'neuvar: images need Pillow: pip install "neuvar[clean]"\n')
+    assert finder.calls == []
+
+
 def test_data_and_results_keep_apart(capsys, finder):
     image = pytest.importorskip("PIL.Image")
     for name in ("a/1.png", "b/1.png"):

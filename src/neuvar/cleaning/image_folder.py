@@ -22,7 +22,6 @@ SIZE = 64
 """Side of the squares, unless all pictures have the same smaller one."""
 MAX_PIXELS = 100_000_000
 """Pictures with more pixels are refused: a small file may unpack to any number of pixels."""
-NEEDS_PILLOW = 'reading images needs Pillow: pip install "neuvar[clean]"'
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -101,10 +100,7 @@ def is_image(file: str) -> bool:
 
 def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
     """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ImportError(NEEDS_PILLOW) from error
+    require_pillow()
     pictures: list[Array] = []
     bad: list[tuple[str, str]] = []
     with warnings.catch_warnings():
@@ -148,6 +144,14 @@ def _reason(error: Exception) -> str:
         return "not an image of a supported format"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())
+
+
+def require_pillow() -> None:
+    """Raise an error that says how to install Pillow, if it is missing."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ImportError('images need Pillow: pip install "neuvar[clean]"') from error
 
 
 def is_picture(value: Any) -> bool:

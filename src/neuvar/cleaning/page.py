@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from neuvar.cleaning.examples import has_channels_last
-from neuvar.cleaning.image_folder import NEEDS_PILLOW
 from neuvar.cleaning.score import Array
 from neuvar.cleaning.summary import Cleaning, printable
 from neuvar.pages import fill
@@ -159,10 +158,8 @@ def pictures(inputs: Tensor, shown: Array, *, room: int) -> list[str]:
 
     Floats are scaled to the range of the shown ones.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(NEEDS_PILLOW) from error
+    from PIL import Image
+
     pixels = _to_bytes(inputs[np.asarray(shown)].cpu().numpy())
     images, side = [Image.fromarray(one) for one in pixels], max(pixels.shape[1:3])
     step = -(-side // MAX_SIDE)

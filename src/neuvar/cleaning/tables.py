@@ -46,7 +46,7 @@ def read_table(path: Path, label: str | None, *, ignore: Collection[str] = ()) -
         with _open_parquet(path) as (parquet, file):
             frame = parquet.read_table(file).replace_schema_metadata().to_pandas()
     else:
-        text = dict.fromkeys([name for name in names if name not in columns], object)
+        text = {name: object for name in names if name == label or name in ignore}
         frame = _read_csv(path, header=0, names=names, dtype=text)
     if not len(frame):
         raise ValueError(f"{path} has no rows")
@@ -138,9 +138,9 @@ def read_header(path: Path) -> tuple[list[str], list[str]]:
         frame = _read_csv(path, encoding_errors="surrogateescape", **options)
         names, indexes = frame.iloc[0].tolist(), set()
     indexes.update(name for name in names[:1] if name in UNNAMED)
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise ValueError(f"{path} must name each column once, {min(repeated)!r} is there twice")
+    if len(set(names)) < len(names):
+        repeated = min(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path} must name each column once, {repeated!r} is there twice")
     return names, [name for name in names if name in indexes]
 
 

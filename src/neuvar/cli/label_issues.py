@@ -12,6 +12,8 @@ from typing import Any
 
 from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.image_folder import require_pillow
+from neuvar.cleaning.page import is_images
 from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
 from neuvar.cleaning.results import check_folder, write_cleaning, write_decided
 from neuvar.cleaning.score import LabelIssues, compare_with_chance
@@ -26,6 +28,8 @@ def clean(options: argparse.Namespace) -> int:
     check_folder(options.out, overwrite=options.overwrite)
     began = time.perf_counter()
     source = _read(options)
+    if is_images(source.examples.inputs):
+        require_pillow()  # the page needs it, after the training
     left_out = printable(", ".join(source.left_out))
     if left_out:
         print(f"left out: {left_out}", flush=True)
