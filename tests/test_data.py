@@ -22,8 +22,8 @@ SHA256 = {
 
 def test_excerpt_file_is_the_one_that_was_made():
     with np.load(str(files("neuvar") / "_mnist" / "excerpt.npz"), allow_pickle=False) as arrays:
-        found = {k: hashlib.sha256(a.tobytes()).hexdigest() for k, a in arrays.items()}
-    assert found == SHA256
+        result = {k: hashlib.sha256(a.tobytes()).hexdigest() for k, a in arrays.items()}
+    assert result == SHA256
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("train", 600), ("test", 100)])

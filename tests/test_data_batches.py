@@ -41,11 +41,11 @@ class TestCropAndFlip:
         g = torch.Generator().manual_seed(0)
         top, left = torch.randint(0, 9, (2, n), generator=g)
         flip = torch.rand(n, generator=g) < 0.5
-        found = crop_and_flip(x, top, left, flip, pad=pad)
+        result = crop_and_flip(x, top, left, flip, pad=pad)
         padded = F.pad(x, (pad,) * 4)
         for i in range(n):
             one = padded[i, :, top[i] : top[i] + 32, left[i] : left[i] + 32]
-            assert torch.equal(found[i], one.flip(-1) if flip[i] else one)
+            assert torch.equal(result[i], one.flip(-1) if flip[i] else one)
 
     @pytest.mark.parametrize("pad", [0, 1, 4])
     def test_the_quick_way_on_a_cpu_equals_the_readable_one(self, pad):
@@ -74,16 +74,16 @@ class TestNormalization:
     @pytest.mark.parametrize("n", [1, 50, 5000])
     def test_channels_equal_float64(self, n):
         x = images(n)
-        found = normalization(x)
+        result = normalization(x)
         mean, std = x.double().mean((0, 2, 3)) / 255, x.double().std((0, 2, 3), correction=0) / 255
-        torch.testing.assert_close(found.mean.flatten(), mean.float(), rtol=1e-6, atol=0)
-        torch.testing.assert_close(found.std.flatten(), std.float(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(result.mean.flatten(), mean.float(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(result.std.flatten(), std.float(), rtol=1e-6, atol=0)
 
     def test_pixels_have_their_own_mean_and_the_channels_deviation(self):
         x = images()
-        found = normalization(x, mean="pixel")
-        torch.testing.assert_close(found.mean, (x.double().mean(0) / 255).float())
-        assert torch.equal(found.std, normalization(x).std)
+        result = normalization(x, mean="pixel")
+        torch.testing.assert_close(result.mean, (x.double().mean(0) / 255).float())
+        assert torch.equal(result.std, normalization(x).std)
 
     def test_grey_images_have_one_channel(self):
         x = images(channels=1)
@@ -93,24 +93,24 @@ class TestNormalization:
     def test_normalised_training_data_have_mean_0_and_deviation_1(self):
         x = images(400)
         labels = torch.zeros(400)
-        (found, _) = next(
+        (result, _) = next(
             Batches((x, labels), 400, shuffle=False, normalize=normalization(x)).epoch(0)
         )
-        torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+        torch.testing.assert_close(result.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
         torch.testing.assert_close(
-            found.std((0, 2, 3), correction=0), torch.ones(3), rtol=1e-5, atol=0
+            result.std((0, 2, 3), correction=0), torch.ones(3), rtol=1e-5, atol=0
         )
-        (found, _) = next(
+        (result, _) = next(
             Batches(
                 (x, labels), 400, shuffle=False, normalize=normalization(x, mean="pixel")
             ).epoch(0)
         )
-        torch.testing.assert_close(found.mean(0), torch.zeros(3, 8, 8), rtol=0, atol=1e-5)
+        torch.testing.assert_close(result.mean(0), torch.zeros(3, 8, 8), rtol=0, atol=1e-5)
 
     def test_an_image_that_is_the_same_everywhere_stays_finite(self):
         x = torch.full((3, 1, 4, 4), 7, dtype=torch.uint8)
-        (found,) = next(Batches((x,), 3, shuffle=False, normalize=normalization(x)).epoch(0))
-        assert found.abs().max() < 1e-6
+        (result,) = next(Batches((x,), 3, shuffle=False, normalize=normalization(x)).epoch(0))
+        assert result.abs().max() < 1e-6
 
     @pytest.mark.parametrize(
         ("call", "sentence"),
@@ -161,9 +161,9 @@ class TestBatches:
 
     def test_normalisation_is_the_formula(self):
         data = split()
-        found = normalization(data.images)
-        x, _ = next(Batches(data, 50, shuffle=False, normalize=found).epoch(0))
-        expected = (data.images.float() / 255 - found.mean) / found.std
+        result = normalization(data.images)
+        x, _ = next(Batches(data, 50, shuffle=False, normalize=result).epoch(0))
+        expected = (data.images.float() / 255 - result.mean) / result.std
         torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
 
     def test_in_order_without_a_seed(self):
@@ -188,11 +188,11 @@ class TestBatches:
     def test_iteration_goes_through_the_epochs(self):
         batches, again = (Batches(split(), 16, seed=5, augment=Augmentation()) for _ in range(2))
         for number in range(3):
-            found = torch.cat([x for x, _ in batches])
-            assert torch.equal(found, torch.cat([x for x, _ in again.epoch(number)]))
+            result = torch.cat([x for x, _ in batches])
+            assert torch.equal(result, torch.cat([x for x, _ in again.epoch(number)]))
         assert batches.next_epoch == 3
         again.next_epoch = 2
-        assert torch.equal(torch.cat([x for x, _ in again]), found)
+        assert torch.equal(torch.cat([x for x, _ in again]), result)
 
     @pytest.mark.parametrize("start", [0, 1, 3, 4])
     def test_an_epoch_may_begin_in_the_middle(self, start):
@@ -237,14 +237,14 @@ class TestBatches:
         x[:, :, 4, 4] = 255
         labels = torch.zeros(n)
         batches = Batches((x, labels), 4096, seed=3, augment=Augmentation(pad=pad, flip=False))
-        counts = sum(found.sum(0)[0] for found, _ in batches.epoch(0))
+        counts = sum(result.sum(0)[0] for result, _ in batches.epoch(0))
         assert counts.sum() == n
         expected, error = n / 81, (n / 81 * (1 - 1 / 81)) ** 0.5
         assert (counts - expected).abs().max() < 4.5 * error
         side = torch.zeros(n, 1, 1, 2, dtype=torch.uint8)
         side[..., 0] = 255
         batches = Batches((side, labels), 4096, seed=3, augment=Augmentation(pad=0))
-        left = sum(found[..., 0].sum() for found, _ in batches.epoch(0))
+        left = sum(result[..., 0].sum() for result, _ in batches.epoch(0))
         assert abs(left - n / 2) < 4.5 * (n / 4) ** 0.5
 
     def test_places_and_sides_are_independent(self):
@@ -335,13 +335,13 @@ class TestBatches:
     def test_seeds_epochs_and_purposes_do_not_collide(self):
         """numpy pads seeds with zeros and lays them end to end; none of these may be equal."""
         edges = (0, 1, (1 << 32) - 1)
-        found = {
+        result = {
             tuple(Batches(split(), 16, seed=seed)._random(number, purpose).integers(0, 1 << 62, 2))
             for seed in edges
             for number in edges
             for purpose in (0, 1)
         }
-        assert len(found) == 18
+        assert len(result) == 18
         for call in (Batches(split(), 16, seed=0).order, Batches(split(), 16, seed=0).epoch):
             with pytest.raises(ValueError, match=r"number must be .* from 0 to 4294967295"):
                 call(1 << 32)

@@ -31,9 +31,9 @@ class TestIdx:
     def test_file_and_bytes_are_read_alike(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(idx_bytes(ARRAY))
-        for found in (idx.read(path, SHAPE), idx.decode(idx_bytes(ARRAY), SHAPE, "x")):
-            assert (found == ARRAY).all()
-            assert found.flags.writeable
+        for result in (idx.read(path, SHAPE), idx.decode(idx_bytes(ARRAY), SHAPE, "x")):
+            assert (result == ARRAY).all()
+            assert result.flags.writeable
 
     @pytest.mark.parametrize("change", [b"", b"+", "cut", "magic", "swapped"])
     def test_only_the_expected_file_is_read(self, tmp_path, change):

