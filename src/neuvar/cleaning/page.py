@@ -48,13 +48,20 @@ MAX_BARS = 64
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
     """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
     details = cleaning.details.items()
+    n, rate = len(cleaning.issues), cleaning.issues.noise_rate
     return fill(
         "neuvar.cleaning",
         scripts=SCRIPTS,
         name=escape(printable(cleaning.source.name)),
         findings=escape(str(cleaning)),
         lead=TRAINED if "network" in cleaning.settings else GIVEN,
-        figures=_figures(cleaning),
+        labels=f"{n:,}",
+        classes=f"{len(cleaning.issues.names):,}",
+        flagged=f"{cleaning.flagged:,}",
+        share=f"{100 * cleaning.flagged / n:.1f}",
+        rate=f"{100 * rate.value:.1f}",
+        confidence=f"{100 * rate.confidence:.3g}",
+        interval=f"{100 * rate.low:.1f} – {100 * rate.high:.1f}",
         settings="".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in details),
         command=escape(printable(cleaning.command)),
         data=embed(page_data(cleaning, top=top, folder=folder)),
@@ -71,21 +78,6 @@ def embed(data: Any) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-def _figures(cleaning: Cleaning) -> str:
-    n, rate = len(cleaning.issues), cleaning.issues.noise_rate
-    confidence = f"{100 * rate.confidence:.3g} %"
-    interval = f"{confidence} interval {100 * rate.low:.1f} – {100 * rate.high:.1f} %"
-    figures = [
-        ("Labels", f"{n:,}", f"in {len(cleaning.issues.names):,} classes"),
-        ("Flagged", f"{cleaning.flagged:,}", f"{100 * cleaning.flagged / n:.1f} % of all"),
-        ("Estimated share of wrong labels", f"{100 * rate.value:.1f} %", interval),
-    ]
-    return "".join(
-        f"<div><dt>{what}</dt><dd><b>{value}</b><span>{more}</span></dd></div>"
-        for what, value, more in figures
-    )
 
 
 def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import torch
 
 from neuvar.cleaning.readers import Source
 from neuvar.cleaning.score import Array, LabelIssues, Transition
@@ -74,13 +73,9 @@ def frequent_pairs(issues: LabelIssues, count: int = TOP_ROWS) -> list[tuple[str
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software in use."""
-    return {
-        "python": platform.python_version(),
-        "neuvar": importlib.metadata.version("neuvar"),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
+    """Versions of Python and of the packages that compute the result."""
+    packages = {name: version(name) for name in ("neuvar", "torch", "numpy")}
+    return {"python": platform.python_version()} | packages
 
 
 def json_summary(cleaning: Cleaning) -> dict[str, Any]:
@@ -163,28 +158,19 @@ def _class_table(issues: LabelIssues) -> str:
     given = np.bincount(issues.labels, minlength=classes)
     wrong = np.bincount(issues.labels[issues.flagged], minlength=classes)
     gained = np.bincount(issues.suggested[issues.flagged], minlength=classes)
-    rows = [
-        (
-            name,
-            f"{given[i]:,}",
-            f"{wrong[i]:,}",
-            f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–",
-            f"{given[i] - wrong[i] + gained[i]:,}",
-        )
-        for i, name in enumerate(issues.names)
-    ]
+    rows = []
+    for i, name in enumerate(issues.names):
+        share = f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–"
+        after = given[i] - wrong[i] + gained[i]
+        rows.append((name, f"{given[i]:,}", f"{wrong[i]:,}", share, f"{after:,}"))
     return _table(("class", "given", "flagged", "share", "after cleaning"), rows, text=1)
 
 
 def _worst_table(cleaning: Cleaning) -> str:
     issues, source = cleaning.issues, cleaning.source
+    ids, names, quality = source.ids, issues.names, issues.quality
     rows = [
-        (
-            source.ids[i],
-            issues.names[issues.labels[i]],
-            issues.names[issues.suggested[i]],
-            f"{issues.quality[i]:.3g}",
-        )
+        (ids[i], names[issues.labels[i]], names[issues.suggested[i]], f"{quality[i]:.3g}")
         for i in issues.worst[:TOP_ROWS]
     ]
     return _table((source.id_column, "given", "suggested", "quality"), rows, text=3)

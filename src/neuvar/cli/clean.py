@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
+from neuvar._validate import number
 from neuvar.cli.parsing import Commands, add_command, non_negative, positive
 from neuvar.cli.run import PRECISIONS
 from neuvar.engine import check_device
@@ -92,27 +92,18 @@ examples:
 
 
 def _scale(text: str) -> float | str:
-    if text == "auto":
-        return text
-    number = _finite(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be auto or a finite number >= 0, got {text!r}")
-    return number
+    return text if text == "auto" else _number(text, "auto or a finite number >= 0", low=0)
 
 
 def _rate(text: str) -> float:
-    number = _finite(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"must be a finite number > 0, got {text!r}")
-    return number
+    return _number(text, "a finite number > 0", above=0)
 
 
-def _finite(text: str) -> float:
-    """The number, or -1 if the text is not a finite number."""
+def _number(text: str, wanted: str, **limits: float) -> float:
     try:
-        return float(text) if math.isfinite(float(text)) else -1.0
+        return number("argument", float(text), **limits)
     except ValueError:
-        return -1.0
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
 
 
 def _clean(options: argparse.Namespace) -> int:
