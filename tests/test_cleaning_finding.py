@@ -15,7 +15,7 @@ from neuvar.cleaning.find import History, make_batches, network_for, predict, tr
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp
-from neuvar.train.preparing import no_single
+from neuvar.train.model_setup import avoid_single
 from tests.toy import same
 
 QUICK = {"epochs": 6, "batch_size": 32, "lr": 0.05}
@@ -444,9 +444,9 @@ class TestWhatIsRefused:
         model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
         x, y, _ = blobs(n=21)
         assert len(find_label_issues(model, (x, y), b=0.0, epochs=9, batch_size=4)) == 21
-        assert no_single(16_513, 128) == 130
-        assert no_single(3, 2) == 3
-        assert no_single(5, 1) == 1
+        assert avoid_single(16_513, 128) == 130
+        assert avoid_single(3, 2) == 3
+        assert avoid_single(5, 1) == 1
 
     def test_inputs_that_the_model_does_not_take(self):
         x, y, _ = blobs()

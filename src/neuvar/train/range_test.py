@@ -1,14 +1,16 @@
-"""Which b? A short training and a look at the loss around the scale it led to."""
+"""Suggest b: train briefly with b="auto", then measure the loss at scales around the result."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator
+import numbers
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,37 +23,30 @@ from neuvar.measures.variability import neural_variability
 from neuvar.optim import NVRM
 from neuvar.optim.auto_b import LEAST, SHARE
 from neuvar.train.evaluation import Loss
-from neuvar.train.preparing import (
-    check_trainable,
-    clean_copy,
-    examples_in,
-    first_examples,
-    make_layers,
-    parts_of,
-    ready_batches,
-)
+from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean, init_lazy_layers
+from neuvar.train.passes import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FACTORS = tuple(2.0 ** (k / 2) for k in range(-4, 7))
-"""Where the loss is looked at, times the scale that training led to: a quarter to eight times."""
+"""Scales at which the loss is measured, relative to the result of b="auto"."""
 DRAWS = 4
 PASSES = len(FACTORS) * DRAWS + 4
-"""How often each example is looked at, the looks at clean weights included."""
-LOOKED_AT = (100, 300)
-"""On how many examples, at least and at most."""
+"""Forward passes for each measured example, including those at clean weights."""
+MEASURED = (100, 300)
+"""Minimum and maximum number of measured examples."""
 
 
 @dataclass(frozen=True)
 class FoundB:
-    """A suggestion for b.
+    """The result of :func:`find_b`.
 
     Attributes:
         b: the suggestion.
-        curve: loss against b, at the weights after the short training.
+        curve: loss against b, after the short training.
         first: the loss before it.
-        steps: how many steps it had.
+        steps: the number of its steps.
         because: why this b, in a sentence.
     """
 
@@ -62,26 +57,14 @@ class FoundB:
     because: str
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the loss against b, and the place that was chosen."""
+        """Plot the loss against b, and the suggested b."""
         ax = self.curve.plot(ax)
         top = max(self.first, min(point.perturbed for point in self.curve.points)) * 1.15
+        style = {"fontsize": "small", "va": "bottom"}
         ax.axhline(self.first, color="0.6", linewidth=1, linestyle=":")
-        ax.annotate(
-            "before training",
-            (self.curve.b[0], self.first),
-            xytext=(0, 3),
-            textcoords="offset points",
-            color="0.4",
-            fontsize="small",
-        )
+        ax.text(self.curve.b[0], self.first, "before training", color="0.4", **style)
         ax.axvline(self.b, color="C1", linewidth=1.5)
-        ax.annotate(
-            f"b = {self.b:.2g}",
-            (self.b, 0),
-            xytext=(4, 6),
-            textcoords="offset points",
-            color="C1",
-        )
+        ax.text(self.b * 1.04, 0, f"b = {self.b:.2g}", color="C1", **style)
         ax.set_xscale("log")
         ax.set_ylim(0, top)
         return ax
@@ -100,118 +83,189 @@ def find_b(
 ) -> FoundB:
     r"""Suggest b for a training, at about a tenth of its cost.
 
-    A copy of the model is trained for a part of the epochs with ``b="auto"``. Then its loss is
-    measured at scales of noise around the one that this led to, and b is taken where the curve
-    becomes too steep for what was learned, by the rule of :class:`neuvar.optim.auto_b.AutoB`:
+    Trains a copy of the model for a few epochs with ``b="auto"``. Then measures its loss at several
+    scales of noise, and returns the b where the curve becomes too steep for what was learned, by
+    the rule of :class:`neuvar.optim.auto_b.AutoB`:
 
     .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 
     The curve, on 100 to 300 examples, costs as much as training on 1,600 to 4,800. So with fewer
-    than 32,000 examples in all epochs together it is more than a tenth: a sixth with 15,000, a
+    than 32,000 examples in all epochs together it costs more than a tenth: a sixth with 15,000, a
     third with 6,000.
 
     Args:
-        model: any network; it is left as it is.
+        model: any network; it is not modified.
         loss: a mean over the examples of a batch.
-        data: a pair of tensors, arrays or lists of numbers, whose floats get the type of the
-            model's weights; a ``DataLoader``, or a list or another iterable of batches that can be
-            gone through many times. A batch is a tuple, whose last item is the target, or a dict
-            with a key such as ``"labels"``. Or a :class:`neuvar.data.Split`, whose images become
-            floats from 0 to 1, as :class:`neuvar.data.Batches` makes them.
-        epochs: how many the real training will have.
+        data: a pair of tensors, arrays or lists of numbers (floats are converted to the type of the
+            weights); a :class:`neuvar.data.Split`, whose images become floats from 0 to 1; or a
+            ``DataLoader``, a list or another iterable of batches that can be iterated many times.
+            A batch is a tuple with the target last, or a dict with a key such as ``"labels"``.
+        epochs: number of epochs of the real training.
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
-            learning rate of .1 and a momentum of .9 by default.
-        batch_size: of a pair or a split; a little more where a last batch would have one example.
-        noise: family of the noise.
-        seed: of all that is random: noise, order and dropout.
+            learning rate of 0.1 and a momentum of 0.9 by default.
+        batch_size: of a pair or a split; increased if the last batch would have one example.
+        noise: noise distribution.
+        seed: seed of noise, order and dropout.
 
     >>> from neuvar.data import mnist_excerpt
     >>> from neuvar.models import mlp
     >>> train = mnist_excerpt().train
     >>> data = train.images.flatten(1) / 255, train.labels
-    >>> found = find_b(mlp((784, 64, 10), seed=0), nn.functional.cross_entropy, data)
-    >>> 0.005 < found.b < 0.5
+    >>> result = find_b(mlp((784, 64, 10), seed=0), nn.functional.cross_entropy, data)
+    >>> 0.005 < result.b < 0.5
     True
     """
     epochs = integer("epochs", epochs, low=1)
     check_trainable(model)
-    trained = clean_copy(model).train()
-    batches = ready_batches(data, trained, batch_size, seed)
+    trained = copy_clean(model).train()
+    batches = _as_batches(data, trained, batch_size, seed)
     with Generators(batches.device, batches.batches).seeded(seed):
-        count = _length(batches)
-        with closing(_forever(batches)) as stream:
+        count = _count(batches)
+        with closing(_repeat(batches)) as stream:
             one = next(stream)
-            steps, examples = _affordable(epochs * count / 10, examples_in(one), count)
+            steps, examples = _budget(epochs * count / 10, _examples_in(one), count)
             rest = itertools.islice(stream, count - 1)
-            some = first_examples(itertools.chain([one], rest), examples)
-        first = _first_loss(trained, loss, some)
-        inner = (optimizer or _plain_sgd)(trained.parameters())
+            measured = first_examples(itertools.chain([one], rest), examples)
+        first = _first_loss(trained, loss, measured)
+        inner = (optimizer or _default_optimizer)(trained.parameters())
         noisy = NVRM(inner, model=trained, b="auto", noise=noise, seed=seed)
         groups = [group for group in noisy.param_groups if "auto" in group]
         weights = [p for group in groups for p in group["params"] if p.requires_grad]
         if not weights:
-            raise ValueError("optimizer has no trained weights whose b is to be found")
-        with closing(_forever(batches)) as stream:
+            raise ValueError("optimizer has no trained weights with b='auto'")
+        with closing(_repeat(batches)) as stream:
             _train(trained, loss, itertools.islice(stream, steps), noisy)
         noisy.eval()
         curve = variability_curve(
             trained,
             loss,
-            some,
+            measured,
             b=[groups[0]["b"] * f for f in FACTORS],
             draws=DRAWS,
             noise=noise,
             parameters=weights,  # as in training
             seed=seed,
         )
-    chosen, because = _chosen(curve, first)
+    chosen, because = _choose(curve, first)
     return FoundB(chosen, curve, first, steps, f"After {steps} steps {because}")
 
 
-def _plain_sgd(params: Any) -> Optimizer:
+def _default_optimizer(params: Any) -> Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-def _affordable(steps: float, size: int, count: int) -> tuple[int, int]:
-    """How many steps to train and how many examples to look at for the cost of so many steps.
+def _budget(steps: float, size: int, count: int) -> tuple[int, int]:
+    """Training steps and measured examples that together cost this many steps.
 
-    A pass forward is about a third of a step. Training keeps three quarters, and half where data
-    are few, since b comes out too small after little of it.
+    A forward pass costs about a third of a step. Training gets three quarters of the steps, and at
+    least half, because b is too small after a very short training.
 
-    >>> _affordable(141, 128, 47), _affordable(12, 128, 4)
+    >>> _budget(141, 128, 47), _budget(12, 128, 4)
     ((105, 282), (6, 100))
     """
-    each = PASSES / 3 / max(size, 1)  # steps that it costs to look at an example
-    least, most = LOOKED_AT
+    each = PASSES / 3 / max(size, 1)  # steps per measured example
+    least, most = MEASURED
     examples = min(max(int(steps / 4 / each), least), most, max(size, 1) * count)
     return max(int(steps - examples * each), math.ceil(steps / 2)), examples
 
 
-def _length(batches: Batches) -> int:
-    try:
-        count = len(batches.batches)
-    except TypeError:
-        count = sum(1 for _ in _one_pass(batches, 0))
+def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batches:
+    """Data as batches: a pair or a split in random order, others in their own order."""
+    if isinstance(data, data_.Split):
+        data = data_.Batches(data, avoid_single(len(data.images), batch_size), seed=seed)
+    elif isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_numeric, data)):
+        data = pair = _as_tensors(data, model)
+        if all(part.ndim for part in pair) and len(pair[0]) == len(pair[1]):
+            order = torch.randperm(len(pair[0]), generator=torch.Generator().manual_seed(seed))
+            data = tuple(part[order.to(part.device)] for part in pair)
+            batch_size = avoid_single(len(order), batch_size)
+    return Batches(data, batch_size=batch_size, model=model)
+
+
+def _is_numeric(part: Any) -> bool:
+    """Whether this is a tensor, an array or a nested list of numbers, but not a batch."""
+    if not isinstance(part, (tuple, list)):
+        return isinstance(part, (Tensor, np.ndarray))
+    return all(
+        isinstance(item, numbers.Number) or (isinstance(item, (tuple, list)) and _is_numeric(item))
+        for item in part
+    )
+
+
+def _as_tensors(pair: Any, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Inputs and targets: floats in the type of the model's weights, integer targets as int64."""
+    inputs, targets = map(_as_tensor, pair)
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if targets.is_floating_point():
+        targets = targets.to(kind)
+    elif not (targets.is_complex() or targets.dtype == torch.bool):
+        targets = targets.long()
+    return inputs.to(kind) if inputs.is_floating_point() else inputs, targets
+
+
+def _as_tensor(part: Any) -> Tensor:
+    if isinstance(part, Tensor):
+        return part
+    array = np.asarray(part)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"data must be numbers, got an array of {array.dtype}")
+    # A copy in native byte order: torch supports no other, and warns of read-only arrays.
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _count(batches: Batches) -> int:
+    count = length(batches.batches)
+    count = sum(1 for _ in _one_pass(batches, 0)) if count is None else count
     if not count:
         raise ValueError("data is empty; a training needs at least one batch")
     return count
 
 
 def _one_pass(batches: Batches, number: int) -> Iterator[Any]:
-    """Go through the data once, in an order of its own where that is random."""
+    """One epoch; the order of shuffled data depends on its number."""
     data: Any = batches.batches
     for batch in data.epoch(number) if isinstance(data, data_.Batches) else data:
         yield batch if batches.device is None else to_device(batch, batches.device)
 
 
-def _forever(batches: Batches) -> Generator[Any, None, None]:
+def _repeat(batches: Batches) -> Generator[Any, None, None]:
     for number in itertools.count():
-        found = False
+        empty = True
         for batch in _one_pass(batches, number):
-            found = True
+            empty = False
             yield batch
-        if not found:
-            raise ValueError("data is empty when it is gone through again; give a list of batches")
+        if empty:
+            raise ValueError("data is empty in a second pass; pass a list of batches")
+
+
+def first_examples(batches: Iterator[Any], left: int) -> list[Any]:
+    """The first batches, the last one cut, so that they have this many examples."""
+    few: list[Any] = []
+    for batch in batches:
+        count = _examples_in(batch)
+        cut = [
+            part[:left] if isinstance(part, Tensor) and part.ndim and len(part) == count else part
+            for part in _parts(batch)
+        ]
+        if isinstance(batch, Mapping):
+            few.append(dict(zip(batch, cut, strict=True)))
+        else:
+            few.append(tuple(cut) if cut else batch)
+        left -= count
+        if left <= 0:
+            break
+    return few
+
+
+def _parts(batch: Any) -> list[Any]:
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return list(parts) if isinstance(batch, (Mapping, tuple, list)) else []
+
+
+def _examples_in(batch: Any) -> int:
+    """Number of examples: the length of most tensors in a batch."""
+    lengths = [len(part) for part in _parts(batch) if isinstance(part, Tensor) and part.ndim]
+    return max(set(lengths), key=lengths.count) if lengths else 1
 
 
 def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM) -> None:
@@ -226,45 +280,42 @@ def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM
 
 
 def _first_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
-    """The loss before anything is trained, of a model that then has all its layers."""
+    """The loss before training; also initializes lazy layers."""
     try:
-        make_layers(model, lambda: feed_batch(model, batches[0]))
+        init_lazy_layers(model, lambda: feed_batch(model, batches[0]))
         return neural_variability(model, loss, batches, b=0.0, draws=4).clean
     except RuntimeError as error:
-        kinds = {part.dtype for part in parts_of(batches[0]) if isinstance(part, Tensor)}
+        kinds = {part.dtype for part in _parts(batches[0]) if isinstance(part, Tensor)}
         if torch.uint8 not in kinds:
             raise
         raise ValueError(
-            "the model does not take bytes (uint8); give floats, such as images / 255, or a "
+            "the model does not support uint8 inputs; pass floats, such as images / 255, or a "
             "neuvar.data.Split"
         ) from error
 
 
-def _chosen(curve: Curve, first: float) -> tuple[float, str]:
-    """Where the curve is steeper than its price, and why that is the place."""
+def _choose(curve: Curve, first: float) -> tuple[float, str]:
+    """The b where the slope of the curve exceeds the limit, and the reason in words."""
     logs = [math.log(b) for b in curve.b]
-    heights = [point.perturbed for point in curve.points]
-    learned = first - heights[0]
+    losses = [point.perturbed for point in curve.points]
+    learned = first - losses[0]
     if not learned > LEAST * abs(first):
         raise ValueError(
-            f"nothing was learned: the loss was {first:.3g} before and {heights[0]:.3g} after "
+            f"nothing was learned: the loss was {first:.3g} before and {losses[0]:.3g} after "
             "a short training; try another learning rate, or more epochs"
         )
     before = (logs[0], -1.0)
-    for (x, low), (y, high) in itertools.pairwise(zip(logs, heights, strict=True)):
-        middle, cost = (x + y) / 2, (high - low) / (y - x)
+    for (x, low), (y, high) in itertools.pairwise(zip(logs, losses, strict=True)):
+        middle, slope = (x + y) / 2, (high - low) / (y - x)
         learned = first - (low + high) / 2
-        price = SHARE * math.sqrt(max(learned * abs(first), 0.0))
-        excess = 1.0 if price <= 0 else cost / price - 1
+        limit = SHARE * math.sqrt(max(learned * abs(first), 0.0))
+        excess = 1.0 if limit <= 0 else slope / limit - 1
         if not math.isfinite(excess) or excess >= 0:
             share = -before[1] / (min(excess, 10.0) - before[1]) if math.isfinite(excess) else 0.0
             b = math.exp(before[0] + share * (middle - before[0]))
             return b, (
-                f"the loss had fallen from {first:.3g} to {heights[0]:.3g} under little noise; "
-                f"beyond b = {b:.2g} each e-fold of b would cost more than {price:.2g}"
+                f"the loss had fallen from {first:.3g} to {losses[0]:.3g} at little noise; "
+                f"above b = {b:.2g} each e-fold of b would cost more than {limit:.2g}"
             )
         before = (middle, excess)
-    return curve.b[-1], (
-        f"noise up to b = {curve.b[-1]:.2g}, the largest that was looked at, costs less than its "
-        "price"
-    )
+    return curve.b[-1], f"noise up to b = {curve.b[-1]:.2g}, the largest measured, costs little"
