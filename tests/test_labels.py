@@ -741,7 +741,7 @@ X, Y = torch.ones(1000, 2), BALANCED
         (lambda: labels.semantic(Y, 0.2, classes=100, seed=0), "classes must be 10 .* got 100"),
         (
             lambda: labels.superclass(Y, 0.2, coarse=[0] * 9 + [1], seed=0),
-            "coarse .* got 1 for class 9 only",
+            "coarse must not have 1 for class 9 only",
         ),
         (lambda: labels.superclass(Y, 0.2, coarse=[0] * 4, seed=0), "labels must be from 0 to 3"),
         (lambda: labels.superclass(Y, 0.2, coarse=[0.5, 0.5], seed=0), "coarse must be integers"),

@@ -187,9 +187,9 @@ class TestAnotherTraining:
         model = network()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         group, rate = opt.param_groups[0], np.float64(0.1)
-        found = options_fingerprint(opt, loss=cross_entropy, schedule=None, penalty=None)
+        found = options_fingerprint(opt, {"loss": cross_entropy, "schedule": None})
         group["lr"] = rate
-        again = options_fingerprint(opt, loss=cross_entropy, schedule=None, penalty=None)
+        again = options_fingerprint(opt, {"loss": cross_entropy, "schedule": None})
         torch.save(again, path)
         assert torch.load(path, weights_only=True) == found
 

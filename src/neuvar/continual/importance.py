@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +11,15 @@ from torch import Tensor, nn
 
 from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
-from neuvar._eval_mode import clean_eval_mode
-from neuvar.continual.per_sample import Problem, Scores, choose_method, stateless, zeros
+from neuvar.continual.per_sample import (
+    Method,
+    Problem,
+    Scores,
+    by_loop,
+    choose_method,
+    stateless,
+)
+from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.loss_and_accuracy import check_classes
 from neuvar.optim.layout import bare
 
@@ -87,11 +96,7 @@ def diagonal_fisher(
     """
     _validate.one_of("kind", kind, FISHERS)
     seed = _validate.seed(seed)
-    if kind == "squared_batch_mean":
-        return _squared_batch_mean(model, data, arguments)
-    draw = torch.Generator().manual_seed(seed) if kind == "sampled" else None
-    needs_labels = kind == "empirical"
-    return _mean_power(model, data, FISHERS[kind], 2, arguments, draw, needs_labels=needs_labels)
+    return _mean_power(model, data, FISHERS[kind], 2, arguments, kind=kind, seed=seed)
 
 
 def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> dict[str, Tensor]:
@@ -100,19 +105,11 @@ def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> dict[s
     .. math:: \Omega_i = \frac1n \sum_x \left|
               \frac{\partial \|f_\theta(x)\|^2}{\partial \theta_i} \right|
 
-    from per-sample gradients; labels are not used. The model is evaluated as in
+    from per-sample gradients; labels are not used. Arguments and result are as for
     :func:`diagonal_fisher`.
 
     References:
         Aljundi et al.: Memory Aware Synapses: Learning what (not) to forget, 2018.
-
-    Args:
-        model: any network.
-        data: inputs, with or without labels, as for :func:`diagonal_fisher`.
-        **arguments: for the model's forward pass.
-
-    Returns:
-        A tensor for each trained parameter, by its name.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
@@ -128,79 +125,41 @@ def _mean_power(
     scores: Scores,
     power: int,
     arguments: dict[str, Any],
-    draw: torch.Generator | None = None,
     *,
-    needs_labels: bool = False,
+    kind: str = "",
+    seed: int = 0,
 ) -> dict[str, Tensor]:
     """Mean over samples of a power of the gradients of all scores."""
-    network = bare(model)
+    network, generator = bare(model), torch.Generator().manual_seed(seed)
+    needs_labels = kind in ("empirical", "squared_batch_mean")
+    batch_mean = kind == "squared_batch_mean"
+    method: Method | None = partial(by_loop, size=SQUARED_BATCH) if batch_mean else None
     totals: dict[str, Tensor] = {}
-    samples, classes, method = 0, 0, None
+    count, classes = 0, 0
     with torch.enable_grad(), clean_eval_mode(network):
-        weights = _trained(network)
+        weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+        if not weights:
+            raise ValueError("model has no trained parameter: all have requires_grad=False")
         device = next(iter(weights.values())).device
         problem = Problem(stateless(network, arguments), scores, power, network)
         for inputs, labels in inputs_and_labels(data, device, needs_labels=needs_labels):
             if needs_labels:
-                classes = classes or _classes(problem, weights, inputs)
+                classes = classes or _probabilities(problem, weights, inputs[:1]).shape[1]
                 check_classes(labels, classes)
-            if draw is not None:
-                labels = _drawn(problem, weights, inputs, draw)  # noqa: PLW2901
+            if kind == "sampled":
+                chances = [_probabilities(problem, weights, x) for x in inputs.split(1024)]
+                drawn = torch.multinomial(torch.cat(chances), 1, generator=generator)[:, 0]
+                labels = drawn.to(device)  # noqa: PLW2901
             if method is None:
                 method = choose_method(problem, weights, inputs, labels)
             for name, term in method(problem, weights, inputs, labels).items():
                 totals[name] = totals[name] + term if name in totals else term
-            samples += len(inputs)
-    return _mean(totals, samples)
-
-
-def _squared_batch_mean(
-    model: nn.Module, data: Data, arguments: dict[str, Any]
-) -> dict[str, Tensor]:
-    network, parts = bare(model), 0
-    with torch.enable_grad(), clean_eval_mode(network):
-        weights = _trained(network)
-        device = next(iter(weights.values())).device
-        live = {name: w.requires_grad_() for name, w in weights.items()}
-        totals = zeros(weights)
-        forward = stateless(network, arguments)
-        for inputs, labels in inputs_and_labels(data, device, needs_labels=True):
-            pairs = zip(inputs.split(SQUARED_BATCH), labels.split(SQUARED_BATCH), strict=True)
-            for x, y in pairs:
-                logs = _log_probabilities(forward(live, x))
-                check_classes(y, logs.shape[1])
-                score = logs.gather(1, y[:, None]).mean()
-                grads = torch.autograd.grad(score, list(live.values()), materialize_grads=True)
-                for total, gradient in zip(totals.values(), grads, strict=True):
-                    total.add_(gradient.to(total.dtype).square())
-                parts += 1
-    return _mean(totals, parts)
-
-
-def _mean(totals: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+            count += math.ceil(len(inputs) / SQUARED_BATCH) if batch_mean else len(inputs)
     if not count:
         raise ValueError("data is empty; at least one sample is needed")
     return {name: total / count for name, total in totals.items()}
 
 
-def _trained(network: nn.Module) -> dict[str, Tensor]:
-    weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-    if not weights:
-        raise ValueError("model has no trained parameter: all have requires_grad=False")
-    return weights
-
-
-def _classes(problem: Problem, weights: dict[str, Tensor], inputs: Tensor) -> int:
-    with torch.no_grad():
-        return _log_probabilities(problem.forward(weights, inputs[:1])).shape[1]
-
-
-def _drawn(
-    problem: Problem, weights: dict[str, Tensor], inputs: Tensor, draw: torch.Generator
-) -> Tensor:
-    """One label for each input, drawn from the model's probabilities."""
-    with torch.no_grad():
-        parts = [
-            _log_probabilities(problem.forward(weights, x)).exp().cpu() for x in inputs.split(1024)
-        ]
-    return torch.multinomial(torch.cat(parts), 1, generator=draw)[:, 0].to(inputs.device)
+@torch.no_grad()
+def _probabilities(problem: Problem, weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    return _log_probabilities(problem.forward(weights, inputs)).exp().cpu()

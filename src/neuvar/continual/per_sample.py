@@ -65,7 +65,7 @@ def zeros(weights: Weights) -> Weights:
 
 
 def by_vmap(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Weights:
-    """Gradients of many samples at once, in chunks that fit into memory. Works in most cases."""
+    """Gradients of many samples at once, in chunks that fit into memory."""
     with torch.no_grad():
         columns = problem.scores(problem.forward(weights, inputs[:1]), labels[:1]).shape[1]
     size = sum(w.nbytes for w in weights.values())
@@ -89,17 +89,19 @@ def _power_(gradient: Tensor, power: int) -> Tensor:
     return gradient.square_() if power == 2 else gradient.abs_()
 
 
-def by_loop(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Weights:
-    """One gradient at a time, for networks that vmap does not support."""
+def by_loop(
+    problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor, size: int = 1
+) -> Weights:
+    """One gradient at a time, of single samples or of the mean over ``size`` samples."""
     totals = zeros(weights)
-    for x, y in zip(inputs.split(1), labels.split(1), strict=True):
+    for x, y in zip(inputs.split(size), labels.split(size), strict=True):
         live = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        for score in problem.scores(problem.forward(live, x), y)[0]:
+        for score in problem.scores(problem.forward(live, x), y).mean(0):
             gradients = torch.autograd.grad(
                 score, list(live.values()), retain_graph=True, materialize_grads=True
             )
             for total, gradient in zip(totals.values(), gradients, strict=True):
-                total.add_(_power_(gradient, problem.power))
+                total.add_(_power_(gradient.to(total.dtype), problem.power))
     return totals
 
 
@@ -136,17 +138,26 @@ def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tenso
     with _recorded(layers) as seen:
         scores = problem.scores(problem.forward(live, inputs), labels)
     _check_used_once(scores, live, seen)
+    outputs = [output for _, output in seen.values()]
+    slopes = [torch.zeros_like(output) for output in outputs]
+    for score in scores.unbind(1):
+        # Samples are independent, so the gradient of the sum has each sample's own gradient.
+        gradients = torch.autograd.grad(
+            score.sum(), outputs, retain_graph=True, materialize_grads=True
+        )
+        for slope, gradient in zip(slopes, gradients, strict=True):
+            slope.add_(_power_(gradient, problem.power))
     totals: Weights = {}
-    for name, slopes in _slopes(scores, seen, problem.power).items():
-        input_ = _power_(seen[name][0].clone(), problem.power)
-        sums = dict(zip(_names([name]), (slopes.T @ input_, slopes.sum(0)), strict=True))
+    for (name, (input_, _)), slope in zip(seen.items(), slopes, strict=True):
+        weight_sum = slope.T @ _power_(input_.clone(), problem.power)
+        sums = dict(zip(_names([name]), (weight_sum, slope.sum(0)), strict=True))
         totals |= {leaf: total for leaf, total in sums.items() if leaf in live}
     return totals
 
 
 def _check_used_once(scores: Tensor, live: Weights, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
     """Raise if a weight is used other than once, by its own layer."""
-    ends = {leaf: left.grad_fn for name, (_, left) in seen.items() for leaf in _names([name])}
+    ends = {leaf: output.grad_fn for name, (_, output) in seen.items() for leaf in _names([name])}
     users = _users(scores)
     for node in list(users):
         leaf = next((n for n, w in live.items() if getattr(node, "variable", None) is w), None)
@@ -183,30 +194,16 @@ def _linear_layers(network: nn.Module, weights: Weights) -> dict[str, nn.Linear]
     return {name: m for name, m in linear.items() if weights.keys() & set(_names([name]))}
 
 
-def _slopes(scores: Tensor, seen: dict[str, tuple[Tensor, Tensor]], power: int) -> Weights:
-    """Powers of the gradients with respect to each layer's outputs, summed over scores."""
-    outputs = [left for _, left in seen.values()]
-    sums = [torch.zeros_like(output) for output in outputs]
-    for score in scores.unbind(1):
-        # Samples are independent, so the gradient of the sum has each sample's own gradient.
-        gradients = torch.autograd.grad(
-            score.sum(), outputs, retain_graph=True, materialize_grads=True
-        )
-        for total, gradient in zip(sums, gradients, strict=True):
-            total.add_(_power_(gradient, power))
-    return dict(zip(seen, sums, strict=True))
-
-
 @contextmanager
 def _recorded(layers: dict[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Record the input and output of each layer in one forward pass."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def record(name: str, layer: nn.Module, input_: tuple[Tensor, ...], left: Tensor) -> Tensor:
-        if name in seen or len(input_) != 1 or input_[0].dim() != 2:
-            raise RuntimeError(f"layer {name!r} is used twice, or not on one row a sample")
-        seen[name] = input_[0].detach(), left
-        return left.clone()  # so that an in-place activation does not change the record
+    def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if name in seen or len(inputs) != 1 or inputs[0].dim() != 2:
+            raise RuntimeError(f"layer {name!r} is used twice, or not with one row per sample")
+        seen[name] = inputs[0].detach(), output
+        return output.clone()  # so that an in-place activation does not change the record
 
     handles = [layer.register_forward_hook(partial(record, name)) for name, layer in layers.items()]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import overload
@@ -65,9 +65,6 @@ class Stream(Sequence[Task]):
 
     def __len__(self) -> int:
         return len(self.tasks)
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
 
     @overload
     def __getitem__(self, index: int) -> Task: ...

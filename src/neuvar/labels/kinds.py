@@ -48,8 +48,7 @@ def symmetric(
     k, r = checked_classes(classes), checked_rate(rate)
     transition = np.full((k, k), r / (k - 1))
     np.fill_diagonal(transition, 1 - r)
-    facts = {"kind": "symmetric", "rate": r}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return _flip("symmetric", labels, transition, r, seed, exact)
 
 
 def symmetric_including_self(
@@ -68,8 +67,7 @@ def symmetric_including_self(
     k, r = checked_classes(classes), checked_rate(rate)
     transition = np.full((k, k), r / k)
     np.fill_diagonal(transition, 1 - r + r / k)
-    facts = {"kind": "symmetric_including_self", "rate": r}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return _flip("symmetric_including_self", labels, transition, r, seed, exact)
 
 
 def pair(
@@ -88,8 +86,7 @@ def pair(
     """
     k, r = checked_classes(classes), checked_rate(rate)
     transition = _confusion_matrix({i: (i + 1) % k for i in range(k)}, r, k)
-    facts = {"kind": "pair", "rate": r}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return _flip("pair", labels, transition, r, seed, exact)
 
 
 def semantic(
@@ -112,8 +109,7 @@ def semantic(
         raise ValueError(f"classes must be 10 for the semantic noise of CIFAR-10, got {classes!r}")
     r = checked_rate(rate)
     transition = _confusion_matrix(CIFAR10_CONFUSIONS, r, 10)
-    facts = {"kind": "semantic", "rate": r}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return _flip("semantic", labels, transition, r, seed, exact)
 
 
 def superclass(
@@ -123,14 +119,8 @@ def superclass(
 
     The last class of a superclass goes to its first. With the 20 superclasses of CIFAR-100 this is
     the asymmetric noise of Patrini et al., "Making Deep Neural Networks Robust to Label Noise",
-    CVPR 2017.
-
-    Args:
-        labels: clean labels, integers from 0.
-        rate: share of labels to flip, in [0, 1).
-        coarse: the superclass of each class.
-        seed: any integer.
-        exact: True for exact counts, False to flip every label independently; see :func:`flip`.
+    CVPR 2017. ``coarse`` has the superclass of each class; for the other arguments see
+    :func:`symmetric`.
 
     >>> superclass([0, 0, 1, 1, 2, 2, 3, 3], 0.5, coarse=[0, 1, 1, 0], seed=0).counts
     tensor([[1, 0, 0, 1],
@@ -151,15 +141,11 @@ def superclass(
     confusions: dict[int, int] = {}
     for group, family in families.items():
         if len(family) == 1:
-            raise ValueError(
-                "coarse must have two or more classes in each superclass, "
-                f"got {group} for class {family[0]} only"
-            )
+            raise ValueError(f"coarse must not have {group} for class {family[0]} only")
         confusions |= dict(zip(family, family[1:] + family[:1], strict=True))
     r = checked_rate(rate)
     transition = _confusion_matrix(confusions, r, len(groups))
-    facts = {"kind": "superclass", "rate": r, "coarse": groups}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return _flip("superclass", labels, transition, r, seed, exact, coarse=groups)
 
 
 def _confusion_matrix(confusions: Mapping[int, int], rate: float, classes: int) -> Array:
@@ -168,6 +154,19 @@ def _confusion_matrix(confusions: Mapping[int, int], rate: float, classes: int) 
     for i, j in confusions.items():
         transition[i, i], transition[i, j] = 1 - rate, rate
     return transition
+
+
+def _flip(
+    kind: str,
+    labels: Integers,
+    transition: Array,
+    rate: float,
+    seed: int,
+    exact: bool,
+    **facts: Any,
+) -> NoisyLabels:
+    provenance = {"kind": kind, "rate": rate, **facts}
+    return flip_by(transition, labels, seed=seed, exact=exact, provenance=provenance)
 
 
 KINDS: dict[str, Callable[..., NoisyLabels]] = {
@@ -188,12 +187,12 @@ def corrupt(
     """Make label noise by the name of its kind.
 
     Args:
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`KINDS`; the other arguments are those of its function.
         labels: clean labels, integers from 0.
         rate: share of labels, in [0, 1).
         seed: any integer.
         exact: True for exact counts, False to flip every label independently.
-        options: further arguments of the function, such as ``classes``, ``coarse``, ``features``.
+        options: such as ``classes``, ``coarse`` or ``features``.
 
     >>> corrupt("pair", [0, 1, 2, 2, 1, 0], 0.5, classes=3, seed=0).rate
     0.5

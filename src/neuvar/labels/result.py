@@ -23,9 +23,7 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Noisy labels, and all that is known about the noise.
-
-    Without clean labels, ``clean``, ``mask``, ``counts``, ``matrix`` and ``rate`` are None.
+    """Noisy labels, and what is known about the noise; without clean labels some parts are None.
 
     Attributes:
         noisy: the labels to train on, int64.

@@ -17,19 +17,9 @@ from neuvar.train.passes import Passes
 
 FORMAT = 2
 REQUIRED = (
-    "model",
-    "optimizer",
-    "scaler",
-    "schedule",
-    "penalty",
-    "epoch",
-    "batch",
-    "curves",
-    "sums",
-    "random",
-    "passes",
-    "fingerprint",
-)
+    "model", "optimizer", "scaler", "schedule", "penalty",
+    "epoch", "batch", "curves", "sums", "random", "passes", "fingerprint",
+)  # fmt: skip
 
 
 class Checkpoint:

@@ -38,19 +38,17 @@ _TRAINED: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 """Hashes of a model's weights before and after its training in this process."""
 
 
-def options_fingerprint(
-    optimizer: Optimizer, *, loss: Any, schedule: Any, penalty: Any, **others: Any
-) -> Fingerprint:
-    """The options of a training, as they are when it begins."""
+def options_fingerprint(optimizer: Optimizer, parts: Mapping[str, Any]) -> Fingerprint:
+    """Options of an optimizer and of other parts of a training, as they are when it begins."""
     groups = optimizer.param_groups
     options: Fingerprint = {}
     for number, group in enumerate(groups):
         where = f" of parameter group {number}" if len(groups) > 1 else ""
         options |= {name + where: value for name, value in _group_options(group).items()}
-    for name, thing in (("loss", loss), ("schedule", schedule), ("penalty", penalty)):
-        for key, value in _describe(thing).items():
+    for name, part in parts.items():
+        for key, value in _describe(part).items():
             options[f"{key} of the {name}" if key else name] = value
-    return options | others
+    return options
 
 
 def _group_options(group: dict[str, Any]) -> Fingerprint:

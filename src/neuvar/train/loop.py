@@ -371,14 +371,9 @@ class Loop:
     def resume(self, start: str) -> None:
         """Load the checkpoint if it has something for this training, which began at ``start``."""
         assert self.checkpoint is not None
-        self.fingerprint = options_fingerprint(
-            self.optimizer,
-            loss=self.loss,
-            schedule=self.schedule,
-            penalty=self.penalty,
-            clip=self.clip,
-            precision=self.precision,
-        )
+        options = {"clip": self.clip, "precision": self.precision}
+        parts = {"loss": self.loss, "schedule": self.schedule, "penalty": self.penalty}
+        self.fingerprint = options_fingerprint(self.optimizer, parts) | options
         self.fingerprint |= data_fingerprint(self.batches, self.device) | {"initial weights": start}
         if isinstance(self.batches, Passes):
             self.batches.refuse_checkpoint()
