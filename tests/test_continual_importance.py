@@ -1,4 +1,4 @@
-"""Fisher information and sensitivity: closed forms, a plain loop, and a model left as found."""
+"""Fisher information and sensitivity: closed forms, a plain loop, and a model left unchanged."""
 
 from functools import partial
 
@@ -57,10 +57,10 @@ def by_hand(model, x, y, kind):
     return totals
 
 
-def close(found, expected, rtol=1e-9):
-    assert found.keys() == expected.keys()
+def close(result, expected, rtol=1e-9):
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=rtol, atol=rtol)
+        torch.testing.assert_close(result[name], value, rtol=rtol, atol=rtol)
     return True
 
 
@@ -74,22 +74,22 @@ class TestClosedForms:
         p = model(x).softmax(1).detach().double()
         return model, x, y, p, x.double()
 
-    def check(self, found, weight, bias):
-        assert (found["weight"].double() - weight).abs().max() < 1e-6
-        assert (found["bias"].double() - bias).abs().max() < 1e-6
+    def check(self, result, weight, bias):
+        assert (result["weight"].double() - weight).abs().max() < 1e-6
+        assert (result["bias"].double() - bias).abs().max() < 1e-6
 
     def test_exact(self, setting):
         model, x, y, p, x64 = setting
         variance = p * (1 - p)
-        found = diagonal_fisher(model, (x, y))
-        self.check(found, variance.T @ x64.square() / 50, variance.mean(0))
-        assert found["weight"].mean() > 0.01  # 1e-6 is small beside it
+        result = diagonal_fisher(model, (x, y))
+        self.check(result, variance.T @ x64.square() / 50, variance.mean(0))
+        assert result["weight"].mean() > 0.01  # 1e-6 is small beside it
 
     def test_empirical(self, setting):
         model, x, y, p, x64 = setting
         squares = (one_hot(y, 4) - p).square()
-        found = diagonal_fisher(model, (x, y), kind="empirical")
-        self.check(found, squares.T @ x64.square() / 50, squares.mean(0))
+        result = diagonal_fisher(model, (x, y), kind="empirical")
+        self.check(result, squares.T @ x64.square() / 50, squares.mean(0))
 
     def test_sampled_is_right_on_average(self, setting):
         model, x, _, p, x64 = setting
@@ -106,18 +106,18 @@ class TestClosedForms:
         generator = torch.Generator().manual_seed(7)
         y = torch.multinomial(p.to(x.dtype), 1, generator=generator)[:, 0]
         squares = (one_hot(y, 4) - p).square()
-        found = diagonal_fisher(model, x, kind="sampled", seed=7)
-        self.check(found, squares.T @ x64.square() / 50, squares.mean(0))
+        result = diagonal_fisher(model, x, kind="sampled", seed=7)
+        self.check(result, squares.T @ x64.square() / 50, squares.mean(0))
 
     def test_squared_batch_mean(self, setting, monkeypatch):
         model, x, y, p, x64 = setting
         monkeypatch.setattr("neuvar.continual.importance.SQUARED_BATCH", 25)
         residual = (one_hot(y, 4) - p).view(2, 25, 4)
         mean = residual.transpose(1, 2) @ x64.view(2, 25, 5) / 25
-        found = diagonal_fisher(model, (x, y), kind="squared_batch_mean")
-        self.check(found, mean.square().mean(0), residual.mean(1).square().mean(0))
+        result = diagonal_fisher(model, (x, y), kind="squared_batch_mean")
+        self.check(result, mean.square().mean(0), residual.mean(1).square().mean(0))
         assert (
-            found["weight"].sum()
+            result["weight"].sum()
             < diagonal_fisher(model, (x, y), kind="empirical")["weight"].sum() / 5
         )
 
@@ -125,10 +125,10 @@ class TestClosedForms:
         """The gradient of the squared norm of f = Wx + b is 2 f[k] x[j]."""
         model, x, _, _, x64 = setting
         f = 2 * model(x).detach().double().abs()
-        found = output_sensitivity(model, x)
+        result = output_sensitivity(model, x)
         expected = f.T @ x64.abs() / 50
-        torch.testing.assert_close(found["weight"].double(), expected, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(found["bias"].double(), f.mean(0), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result["weight"].double(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result["bias"].double(), f.mean(0), rtol=1e-6, atol=1e-6)
 
 
 class Twice(nn.Module):
@@ -261,8 +261,8 @@ class TestAnyNetwork:
     def test_empirical_is_the_loop_over_samples(self, name):
         x, y = samples()
         model = build(name)
-        found = diagonal_fisher(model, (x, y), kind="empirical")
-        assert close(found, by_hand(model, x, y, "empirical"))
+        result = diagonal_fisher(model, (x, y), kind="empirical")
+        assert close(result, by_hand(model, x, y, "empirical"))
 
     def test_sensitivity_is_the_loop_over_samples(self, name):
         x, y = samples()
@@ -364,8 +364,8 @@ def test_a_layer_used_twice_in_later_batches_only():
     assert way.func is by_layers
     with pytest.raises(RuntimeError, match=r"'last.weight' is used outside of its layer"):
         per_sample.layer_sums(problem, weights, x[10:], y[10:])
-    found = way(problem, weights, x[10:], y[10:])
-    assert close({n: t / 10 for n, t in found.items()}, by_hand(model, x[10:], y[10:], "exact"))
+    result = way(problem, weights, x[10:], y[10:])
+    assert close({n: t / 10 for n, t in result.items()}, by_hand(model, x[10:], y[10:], "exact"))
 
 
 class Mixing(nn.Module):
@@ -435,8 +435,8 @@ def test_frozen_parameters_are_left_out():
     model, (x, y) = build("mlp"), samples()
     expected = by_hand(model, x, y, "exact")
     model[0].requires_grad_(False)
-    found = diagonal_fisher(model, x)
-    assert close(found, {n: v for n, v in expected.items() if n.startswith("2.")})
+    result = diagonal_fisher(model, x)
+    assert close(result, {n: v for n, v in expected.items() if n.startswith("2.")})
     model[2].weight.requires_grad_(False)
     assert close(diagonal_fisher(model, x), {"2.bias": expected["2.bias"]})
 
@@ -458,18 +458,18 @@ def test_arguments_reach_the_forward_pass(head):
     model, (x, y) = filled(Heads()).double(), samples()
     alone = nn.Sequential(model.trunk, nn.Tanh(), model.heads[head])
     expected = by_hand(alone, x, y, "exact")
-    found = diagonal_fisher(model, x, head=head)
-    assert torch.allclose(found["trunk.weight"], expected["0.weight"])
-    assert torch.allclose(found[f"heads.{head}.weight"], expected["2.weight"])
-    assert not found[f"heads.{1 - head}.weight"].any()
+    result = diagonal_fisher(model, x, head=head)
+    assert torch.allclose(result["trunk.weight"], expected["0.weight"])
+    assert torch.allclose(result[f"heads.{head}.weight"], expected["2.weight"])
+    assert not result[f"heads.{1 - head}.weight"].any()
 
 
 def test_half_precision_is_summed_in_single():
     model, (x, y) = filled(nn.Linear(5, 4)), samples(400, dtype=torch.float32)
     expected = diagonal_fisher(model, (x, y))["weight"]
-    found = diagonal_fisher(model.bfloat16(), (x.bfloat16(), y))["weight"]
-    assert found.dtype == torch.float32
-    assert (found / expected - 1).abs().max() < 0.05
+    result = diagonal_fisher(model.bfloat16(), (x.bfloat16(), y))["weight"]
+    assert result.dtype == torch.float32
+    assert (result / expected - 1).abs().max() < 0.05
 
 
 def test_half_precision_is_summed_in_single_from_batches_too(monkeypatch):
@@ -479,9 +479,9 @@ def test_half_precision_is_summed_in_single_from_batches_too(monkeypatch):
     x, y = samples(600, dtype=torch.float32)
     expected = diagonal_fisher(model, (x, y), kind="squared_batch_mean")["weight"]
     model.bfloat16()
-    found = diagonal_fisher(model, (x.bfloat16(), y), kind="squared_batch_mean")["weight"]
-    assert found.dtype == torch.float32
-    assert (found / expected - 1).abs().max() < 0.05
+    result = diagonal_fisher(model, (x.bfloat16(), y), kind="squared_batch_mean")["weight"]
+    assert result.dtype == torch.float32
+    assert (result / expected - 1).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -576,11 +576,11 @@ class TestLeavesTheModelAsFound:
 
     def test_looks_at_clean_weights_in_evaluation_mode(self, kind, noise):
         model, optimizer, x, y = self.setting(noise)
-        found = measure(model, (x, y), kind)
+        result = measure(model, (x, y), kind)
         if noise != "none":
             optimizer.eval()
         model.eval()
-        assert close(found, measure(model, (x, y), kind), rtol=1e-12)
+        assert close(result, measure(model, (x, y), kind), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sensitivity"])

@@ -44,14 +44,14 @@ def named(model):
 
 def penalty_of_tasks(method, model, tasks=3, **options):
     """A penalty after some tasks, and for each its weights and importances."""
-    penalty, found = method(40.0, **options), []
+    penalty, result = method(40.0, **options), []
     for task in range(tasks):
         moved(model, task)
         x = inputs(task)
         penalty.after_task(model, x)
         measure = output_sensitivity if method is MAS else diagonal_fisher
-        found.append((named(model), measure(model, x)))
-    return penalty, found
+        result.append((named(model), measure(model, x)))
+    return penalty, result
 
 
 class TestValueAndGradient:
@@ -64,11 +64,11 @@ class TestValueAndGradient:
             for anchor, omega in terms
             for n in omega
         )
-        found = penalty(model)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-        slopes = [torch.autograd.grad(v, list(params.values())) for v in (found, expected)]
+        result = penalty(model)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=0)
+        slopes = [torch.autograd.grad(v, list(params.values())) for v in (result, expected)]
         torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-14)
-        assert found > 1
+        assert result > 1
 
     def test_ewc_holds_to_every_task_by_itself(self):
         model = toy.network(dtype=torch.float64)
@@ -215,8 +215,8 @@ class TestPath:
         for target in (0.0, 2.0):
             places, slopes = self.steps(model, optimizer, penalty, 12, target)
             path = self.path(places, slopes)
-            found = penalty.state_dict()["path"].values()
-            torch.testing.assert_close(list(found), path, rtol=1e-9, atol=1e-10)
+            result = penalty.state_dict()["path"].values()
+            torch.testing.assert_close(list(result), path, rtol=1e-9, atol=1e-10)
             for i, total in enumerate(expected):
                 apart = places[-1][i] - places[0][i]
                 total += path[i].clamp(min=0) / (apart.square() + 0.2)
@@ -267,8 +267,8 @@ class TestPath:
                 optimizer.step()
                 penalty.after_step(model)
                 places.append(self.place(model, optimizer))
-            found = list(penalty.state_dict()["path"].values())
-            torch.testing.assert_close(found, self.path(places, slopes), rtol=1e-9, atol=1e-10)
+            result = list(penalty.state_dict()["path"].values())
+            torch.testing.assert_close(result, self.path(places, slopes), rtol=1e-9, atol=1e-10)
             penalty.after_task(model)
 
     def test_what_was_noted_serves_one_step(self):
@@ -411,16 +411,16 @@ def begin(seed=0):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["sgd", "adam", "nvrm"])
 def test_strength_zero_changes_nothing_to_the_bit(method, name):
-    found = []
+    result = []
     for penalty in (None, METHODS[method](0.0)):
         model = begin()
         optimizer = OPTIMIZERS[name](model.parameters())
         learn(model, optimizer, penalty, [0, 1, 2])
         tensors = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
         moments = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
-        found.append([t.detach().clone() for t in tensors + moments])
+        result.append([t.detach().clone() for t in tensors + moments])
     assert penalty.tasks == 3
-    assert toy.same(*found)
+    assert toy.same(*result)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -614,13 +614,13 @@ class TestCleanWeights:
         for _ in range(2000):
             optimizer.resample()
             draws.append(torch.autograd.grad(penalty(model), params)[0])
-        found = torch.stack(draws)
-        error = found.std(0) / 2000**0.5
-        assert ((found.mean(0) - expected) / error).abs().max() < 4.5
+        result = torch.stack(draws)
+        error = result.std(0) / 2000**0.5
+        assert ((result.mean(0) - expected) / error).abs().max() < 4.5
 
     @pytest.mark.parametrize("method", [EWC, SI])
     def test_a_known_model_is_pulled_as_one_that_carries_its_noise(self, method):
-        found = []
+        result = []
         for known in (True, False):
             model, penalty = toy.network(dtype=torch.float64), method(40.0)
             optimizer = NVRMSGD(model if known else model.parameters(), lr=0.01, b=0.1)
@@ -636,8 +636,8 @@ class TestCleanWeights:
             value = penalty(model).item()
             with optimizer.denoised():
                 assert penalty(model).item() < value
-                found.append([*toy.weights(model), torch.tensor(value)])
-        assert toy.same(*found)
+                result.append([*toy.weights(model), torch.tensor(value)])
+        assert toy.same(*result)
 
 
 class Heads(nn.Module):

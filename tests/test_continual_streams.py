@@ -32,10 +32,10 @@ class TestPermuted:
         stream = permuted_tasks(source, 3, seed=5)
         for k, task in enumerate(stream):
             order = self.order_of(stream, k)
-            for found, given in ((task.train, source.train), (task.test, source.test)):
-                assert torch.equal(found.labels, given.labels)
-                assert found.images.shape == given.images.shape
-                assert torch.equal(found.images.flatten(1), given.images.flatten(1)[:, order])
+            for result, given in ((task.train, source.train), (task.test, source.test)):
+                assert torch.equal(result.labels, given.labels)
+                assert result.images.shape == given.images.shape
+                assert torch.equal(result.images.flatten(1), given.images.flatten(1)[:, order])
 
     @staticmethod
     def order_of(stream, number):
@@ -136,13 +136,13 @@ class TestSplit:
 
     def test_heads_and_outputs_by_scenario(self):
         groups = [[0, 1, 2], [3, 4]]
-        found = {s: split_tasks(data(), groups, scenario=s) for s in ("task", "domain", "class")}
-        assert {s: stream.outputs for s, stream in found.items()} == {
+        result = {s: split_tasks(data(), groups, scenario=s) for s in ("task", "domain", "class")}
+        assert {s: stream.outputs for s, stream in result.items()} == {
             "task": (3, 2),
             "domain": (3,),
             "class": (6,),
         }
-        assert [t.head for t in found["domain"]] == [t.head for t in found["class"]] == [0, 0]
+        assert [t.head for t in result["domain"]] == [t.head for t in result["class"]] == [0, 0]
 
     @pytest.mark.parametrize(
         "groups",

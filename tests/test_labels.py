@@ -45,30 +45,30 @@ def labels_of(sizes, seed=0):
 
 
 def test_pair_goes_to_the_next_class():
-    found = labels.pair(BALANCED, 0.4, classes=10, seed=0)
+    result = labels.pair(BALANCED, 0.4, classes=10, seed=0)
     assert torch.equal(
-        found.counts, 60 * torch.eye(10).long() + 40 * torch.eye(10).long().roll(1, 1)
+        result.counts, 60 * torch.eye(10).long() + 40 * torch.eye(10).long().roll(1, 1)
     )
-    assert found.rate == 0.4
-    wrong = found.mask
-    assert torch.equal(found.noisy[wrong], (found.clean[wrong] + 1) % 10)
+    assert result.rate == 0.4
+    wrong = result.mask
+    assert torch.equal(result.noisy[wrong], (result.clean[wrong] + 1) % 10)
 
 
 def test_symmetric_goes_to_every_other_class_alike():
-    found = labels.symmetric(BALANCED, 0.45, classes=10, seed=0)
-    assert torch.equal(found.counts, 50 * torch.eye(10).long() + 5)
-    assert found.rate == 0.45
+    result = labels.symmetric(BALANCED, 0.45, classes=10, seed=0)
+    assert torch.equal(result.counts, 50 * torch.eye(10).long() + 5)
+    assert result.rate == 0.45
 
 
 def test_symmetric_including_self_is_wrong_less_often():
-    found = labels.symmetric_including_self(BALANCED, 0.5, classes=10, seed=0)
-    assert torch.equal(found.counts, 50 * torch.eye(10).long() + 5)
-    assert found.rate == 0.45  # rate · (K - 1) / K
+    result = labels.symmetric_including_self(BALANCED, 0.5, classes=10, seed=0)
+    assert torch.equal(result.counts, 50 * torch.eye(10).long() + 5)
+    assert result.rate == 0.45  # rate · (K - 1) / K
 
 
 def test_semantic_flips_five_classes_once():
     """Cats that became dogs stay dogs."""
-    found = labels.semantic(BALANCED, 0.3, seed=0)
+    result = labels.semantic(BALANCED, 0.3, seed=0)
     numbers = {
         "airplane": 0,
         "automobile": 1,
@@ -90,32 +90,32 @@ def test_semantic_flips_five_classes_once():
     for one, other in confused.items():
         i, j = numbers[one], numbers[other]
         expected[i, i], expected[i, j] = 70, 30
-    assert torch.equal(found.counts, expected)
-    assert found.rate == 0.15
+    assert torch.equal(result.counts, expected)
+    assert result.rate == 0.15
 
 
 def test_superclass_goes_round_its_superclass():
     coarse = [4, 1, 14, 8, 0, 4, 1, 14, 8, 0, 4, 1, 14, 8, 0]
-    found = labels.superclass(torch.arange(150) % 15, 0.2, coarse=coarse, seed=0)
+    result = labels.superclass(torch.arange(150) % 15, 0.2, coarse=coarse, seed=0)
     ahead = torch.arange(15).add(5) % 15  # here relatives stand five apart
     expected = 8 * torch.eye(15).long()
     expected[torch.arange(15), ahead] = 2
-    assert torch.equal(found.counts, expected)
+    assert torch.equal(result.counts, expected)
 
 
 def test_superclass_stays_inside_it():
     coarse = torch.from_numpy(labels_of([5] * 20))
-    found = labels.superclass(torch.arange(5000) % 100, 0.3, coarse=coarse, seed=0)
-    assert torch.equal(coarse[found.noisy], coarse[found.clean])
-    assert found.rate == 0.3
-    assert (off_diagonal(found.counts) > 0).sum(0).tolist() == [1] * 100  # each is the next of one
+    result = labels.superclass(torch.arange(5000) % 100, 0.3, coarse=coarse, seed=0)
+    assert torch.equal(coarse[result.noisy], coarse[result.clean])
+    assert result.rate == 0.3
+    assert (off_diagonal(result.counts) > 0).sum(0).tolist() == [1] * 100  # each is the next of one
 
 
 def test_flip_takes_any_matrix():
     transition = torch.tensor([[0.5, 0.25, 0.25], [0, 1, 0], [1, 0, 0]])
-    found = labels.flip(labels_of([8, 3, 4]), transition, seed=0)
-    assert found.counts.tolist() == [[4, 2, 2], [0, 3, 0], [4, 0, 0]]
-    assert found.matrix.tolist() == transition.tolist()
+    result = labels.flip(labels_of([8, 3, 4]), transition, seed=0)
+    assert result.counts.tolist() == [[4, 2, 2], [0, 3, 0], [4, 0, 0]]
+    assert result.matrix.tolist() == transition.tolist()
 
 
 def test_largest_remainder():
@@ -138,16 +138,16 @@ RATES = st.floats(0, 1, exclude_max=True)
 SEEDS = st.integers(-(2**70), 2**70)
 
 
-def check_exact(found, transition):
+def check_exact(result, transition):
     """All counts are their expectations, rounded: in total, by class, from class to class."""
-    counts = found.counts.numpy()
+    counts = result.counts.numpy()
     expected = matrix_of(counts.sum(1), transition)
     wrong, share = off_diagonal(counts), off_diagonal(expected)
     assert abs(wrong.sum() - share.sum()) <= 0.5 + 1e-6
     assert np.abs(wrong.sum(1) - share.sum(1)).max() < 1 + 1e-6
     assert np.abs(counts - expected).max() < 1 + 1e-6
     assert (wrong[share < 1e-10] == 0).all()
-    assert found.rate == wrong.sum() / len(found)
+    assert result.rate == wrong.sum() / len(result)
 
 
 @settings(deadline=None, max_examples=150)
@@ -178,9 +178,9 @@ def test_any_matrix_is_exact_to_one_label(sizes, seed, data):
 @pytest.mark.parametrize("rate", [0.2, 0.4, 0.6, 0.8])
 def test_symmetric_favours_no_target(rate):
     """With 100 classes nearly every cell is a tie; class 0 must not win them all."""
-    found = labels.symmetric(torch.arange(50000) % 100, rate, classes=100, seed=0)
-    assert found.rate == rate
-    assert np.abs(off_diagonal(found.counts).sum(0) - 500 * rate).max() <= 1
+    result = labels.symmetric(torch.arange(50000) % 100, rate, classes=100, seed=0)
+    assert result.rate == rate
+    assert np.abs(off_diagonal(result.counts).sum(0) - 500 * rate).max() <= 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 10, 333, 50000])
@@ -188,22 +188,22 @@ def test_symmetric_favours_no_target(rate):
 def test_products_that_floating_point_misses(count, rate):
     """0.29 · 100 is 28.999999999999996, which is 29 labels."""
     y = torch.arange(count) % 10
-    found = labels.pair(y, rate, classes=10, seed=0)
-    assert int(found.mask.sum()) == int(np.floor(round(rate * count, 6) + 0.5))
+    result = labels.pair(y, rate, classes=10, seed=0)
+    assert int(result.mask.sum()) == int(np.floor(round(rate * count, 6) + 0.5))
 
 
 def test_rate_zero_changes_nothing():
     for exact in (True, False):
         options = {"seed": 0, "exact": exact}
         x = torch.ones(1000, 2)
-        for found in (
+        for result in (
             labels.pair(BALANCED, 0, classes=10, **options),
             labels.symmetric(BALANCED, 0.0, classes=10, **options),
             labels.semantic(BALANCED, 0.0, **options),
             labels.instance(BALANCED, 0.0, features=x, classes=10, **options),
         ):
-            assert torch.equal(found.noisy, BALANCED)
-            assert found.rate == 0
+            assert torch.equal(result.noisy, BALANCED)
+            assert result.rate == 0
 
 
 def test_low_rates_are_part_of_higher_ones():
@@ -227,13 +227,13 @@ def test_every_label_has_the_same_chance():
 
 def test_independent_flips_have_the_expected_matrix():
     transition = np.array([[0.7, 0.2, 0.1, 0], [0, 0.5, 0, 0.5], [0.25] * 4, [0, 0, 0, 1]])
-    found = labels.flip(torch.arange(40000) % 4, transition, seed=1, exact=False)
-    error = (found.matrix.numpy() - transition) / np.sqrt(
+    result = labels.flip(torch.arange(40000) % 4, transition, seed=1, exact=False)
+    error = (result.matrix.numpy() - transition) / np.sqrt(
         transition * (1 - transition) / 1e4 + 1e-30
     )
     assert np.abs(error).max() < 4.5
-    assert found.counts[transition == 0].tolist() == [0] * int((transition == 0).sum())
-    assert found.provenance["exact"] is False
+    assert result.counts[transition == 0].tolist() == [0] * int((transition == 0).sum())
+    assert result.provenance["exact"] is False
 
 
 def test_independent_flips_scatter_as_a_binomial():
@@ -288,28 +288,28 @@ def digest(tensor):
 
 
 def test_the_same_seed_gives_the_same_labels_on_any_machine():
-    found = {name: digest(result.noisy) for name, result in golden_cases().items()}
-    assert found == GOLDEN
+    digests = {name: digest(result.noisy) for name, result in golden_cases().items()}
+    assert digests == GOLDEN
 
 
 def test_raw_words_are_those_of_pcg64():
     """The generator written out: the labels depend on nothing else of NumPy."""
     key = hashlib.blake2b(b"labels/order/7", digest_size=16).digest()
     state = np.random.PCG64(int.from_bytes(key, "little")).state["state"]
-    lcg, increment, found = state["state"], state["inc"], []
+    lcg, increment, result = state["state"], state["inc"], []
     for _ in range(5):
         lcg = (lcg * 0x2360ED051FC65DA44385DF649FCCF645 + increment) % 2**128
         word, turn = (lcg >> 64 ^ lcg) % 2**64, lcg >> 122
-        found.append((word >> turn | word << (64 - turn)) % 2**64)
-    assert transitions.random_words(7, "order", 5).tolist() == found
+        result.append((word >> turn | word << (64 - turn)) % 2**64)
+    assert transitions.random_words(7, "order", 5).tolist() == result
 
 
 def test_different_seeds_differ():
     for make in (labels.pair, labels.symmetric):
         for exact in (True, False):
-            found = [make(BALANCED, 0.4, classes=10, seed=s, exact=exact) for s in range(20)]
-            assert len({digest(f.noisy) for f in found}) == 20
-            assert len({f.hash for f in found}) == 20
+            result = [make(BALANCED, 0.4, classes=10, seed=s, exact=exact) for s in range(20)]
+            assert len({digest(f.noisy) for f in result}) == 20
+            assert len({f.hash for f in result}) == 20
     big = [labels.pair(BALANCED, 0.4, classes=10, seed=s) for s in (0, 2**32, 2**64, -1)]
     assert len({digest(f.noisy) for f in big}) == 4
 
@@ -336,8 +336,8 @@ def test_global_generators_are_left_alone():
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2, 0.333, 0.5, 0.9, 0.99])
 def test_instance_rate_is_exact(rate):
     x = torch.randn(1000, 3, 2, generator=torch.Generator().manual_seed(0))
-    found = labels.instance(BALANCED, rate, features=x, classes=10, seed=0)
-    assert int(found.mask.sum()) == round(rate * 1000)
+    result = labels.instance(BALANCED, rate, features=x, classes=10, seed=0)
+    assert int(result.mask.sum()) == round(rate * 1000)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5, 0.93])
@@ -355,8 +355,8 @@ def test_instance_odds_average_to_the_rate(rate):
 def test_independent_instance_flips_have_the_rate():
     x = torch.randn(40000, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(40000) % 4
-    found = labels.instance(y, 0.05, features=x, classes=4, seed=0, exact=False)
-    assert abs(found.rate - 0.05) < 4.5 * np.sqrt(0.05 * 0.95 / 40000)
+    result = labels.instance(y, 0.05, features=x, classes=4, seed=0, exact=False)
+    assert abs(result.rate - 0.05) < 4.5 * np.sqrt(0.05 * 0.95 / 40000)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -376,7 +376,7 @@ def test_instance_targets_are_the_softmax_of_a_linear_map():
     count, classes, true = 60_000, 5, 2
     x = np.array([0.5, -1.0, 0.25])
     y = np.full(count, true)
-    found = labels.instance(
+    result = labels.instance(
         y, 0.5, features=np.tile(x, (count, 1)), classes=classes, seed=3, exact=False
     )
     level = transitions.random_uniforms(3, f"map/{true}", 3 * classes).reshape(3, classes)
@@ -384,7 +384,7 @@ def test_instance_targets_are_the_softmax_of_a_linear_map():
     p = np.exp(scores)
     p[true] = 0
     p /= p.sum()
-    wrong = found.noisy[found.mask].numpy()
+    wrong = result.noisy[result.mask].numpy()
     seen = np.bincount(wrong, minlength=classes) / len(wrong)
     assert seen[true] == 0
     keep = p > 0
@@ -397,11 +397,11 @@ def test_long_features_decide_the_wrong_class():
     kinds = 1000 * torch.randn(8, 6, generator=generator)
     which = torch.arange(8000) % 8
     y = torch.arange(8000) // 8 % 5
-    found = labels.instance(y, 0.5, features=kinds[which], classes=5, seed=0)
+    result = labels.instance(y, 0.5, features=kinds[which], classes=5, seed=0)
     targets = set()
     for kind in range(8):
         for label in range(5):
-            got = found.noisy[found.mask & (which == kind) & (y == label)].unique()
+            got = result.noisy[result.mask & (which == kind) & (y == label)].unique()
             assert len(got) == 1
             targets.add((label, int(got)))
     assert len(targets) > 8
@@ -410,8 +410,8 @@ def test_long_features_decide_the_wrong_class():
 def test_instance_flips_do_not_depend_on_the_type_of_features():
     x = torch.arange(4000).view(1000, 4) % 64
     forms = (x, x.double(), x.to(torch.uint8), x.to(torch.bfloat16), x.numpy(), x.view(1000, 2, 2))
-    found = [labels.instance(BALANCED, 0.3, features=f, classes=10, seed=0) for f in forms]
-    assert len({digest(f.noisy) for f in found}) == 1
+    result = [labels.instance(BALANCED, 0.3, features=f, classes=10, seed=0) for f in forms]
+    assert len({digest(f.noisy) for f in result}) == 1
 
 
 # Book-keeping.
@@ -419,18 +419,18 @@ def test_instance_flips_do_not_depend_on_the_type_of_features():
 
 def test_result_is_consistent():
     y = labels_of([50, 0, 30, 20])
-    found = labels.symmetric(y, 0.3, classes=4, seed=0)
-    assert found.noisy.dtype == found.clean.dtype == found.counts.dtype == torch.int64
-    assert torch.equal(found.mask, found.noisy != found.clean)
-    assert found.rate == found.mask.double().mean().item()
+    result = labels.symmetric(y, 0.3, classes=4, seed=0)
+    assert result.noisy.dtype == result.clean.dtype == result.counts.dtype == torch.int64
+    assert torch.equal(result.mask, result.noisy != result.clean)
+    assert result.rate == result.mask.double().mean().item()
     oracle = np.zeros((4, 4), dtype=int)
-    np.add.at(oracle, (y, found.noisy.numpy()), 1)
-    assert found.counts.tolist() == oracle.tolist()
-    assert found.matrix.sum(1).tolist() == pytest.approx([1, 0, 1, 1])
-    assert found.matrix[1].tolist() == [0] * 4
-    assert len(found) == 100
+    np.add.at(oracle, (y, result.noisy.numpy()), 1)
+    assert result.counts.tolist() == oracle.tolist()
+    assert result.matrix.sum(1).tolist() == pytest.approx([1, 0, 1, 1])
+    assert result.matrix[1].tolist() == [0] * 4
+    assert len(result) == 100
     with pytest.raises(FrozenInstanceError):
-        found.rate = 0.0
+        result.rate = 0.0
 
 
 def test_forms_of_labels_are_all_alike():
@@ -444,10 +444,10 @@ def test_forms_of_labels_are_all_alike():
 
 def test_input_is_neither_changed_nor_shared():
     y = BALANCED.clone()
-    found = labels.pair(y, 0.4, classes=10, seed=0)
+    result = labels.pair(y, 0.4, classes=10, seed=0)
     assert torch.equal(y, BALANCED)
     y.zero_()
-    assert torch.equal(found.clean, BALANCED)
+    assert torch.equal(result.clean, BALANCED)
     given_ = BALANCED.clone()
     kept = labels.from_array(given_, classes=10)
     given_.zero_()
@@ -455,11 +455,11 @@ def test_input_is_neither_changed_nor_shared():
 
 
 def test_provenance_is_plain_and_hashed():
-    found = labels.pair(BALANCED, 0.4, classes=10, seed=5)
-    facts = found.provenance
+    result = labels.pair(BALANCED, 0.4, classes=10, seed=5)
+    facts = result.provenance
     assert json.loads(json.dumps(facts)) == facts
     text = json.dumps(facts, sort_keys=True).encode()
-    assert found.hash == hashlib.sha256(text).hexdigest()
+    assert result.hash == hashlib.sha256(text).hexdigest()
     assert (facts["kind"], facts["rate"], facts["seed"], facts["exact"]) == ("pair", 0.4, 5, True)
     assert (facts["classes"], facts["count"]) == (10, 1000)
 
@@ -500,10 +500,10 @@ def test_corrupt_calls_the_kind_by_its_name():
     }
     for kind, options in needs.items():
         for exact in (True, False):
-            found = labels.corrupt(kind, BALANCED, 0.3, seed=2, exact=exact, **options)
+            result = labels.corrupt(kind, BALANCED, 0.3, seed=2, exact=exact, **options)
             direct = getattr(labels, kind)(BALANCED, 0.3, seed=2, exact=exact, **options)
-            assert found.hash == direct.hash
-            assert found.provenance["kind"] == kind
+            assert result.hash == direct.hash
+            assert result.provenance["kind"] == kind
 
 
 # Labels that others made.
@@ -536,16 +536,16 @@ def write(path):
 )  # fmt: skip
 def test_from_file_reads_every_format(tmp_path, name, key):
     path = write(tmp_path / name)
-    found = labels.from_file(path, key=key, classes=3, clean=CLEAN)
-    assert found.noisy.tolist() == NOISY
-    assert found.mask.tolist() == [False, True, False, False, True]
-    assert found.rate == 0.4
-    assert found.provenance["source"] == (name if key is None else f"{name}:{key}")
+    result = labels.from_file(path, key=key, classes=3, clean=CLEAN)
+    assert result.noisy.tolist() == NOISY
+    assert result.mask.tolist() == [False, True, False, False, True]
+    assert result.rate == 0.4
+    assert result.provenance["source"] == (name if key is None else f"{name}:{key}")
     unknown = labels.from_file(str(path), key=key, classes=3, count=5)
     assert unknown.noisy.tolist() == NOISY
     nothing = (unknown.clean, unknown.mask, unknown.counts, unknown.matrix, unknown.rate)
     assert nothing == (None,) * 5
-    assert unknown.hash != found.hash
+    assert unknown.hash != result.hash
 
 
 def test_from_file_takes_tables_without_names(tmp_path):
@@ -566,8 +566,8 @@ def test_from_file_reads_arrays_of_older_numpy(tmp_path):
     assert b"cnumpy.core.multiarray\n" in data
     path.write_bytes(data)
     before = torch.serialization.get_safe_globals()
-    found = labels.from_file(path, key="worse_label", classes=3, count=5)
-    assert found.noisy.tolist() == NOISY
+    result = labels.from_file(path, key="worse_label", classes=3, count=5)
+    assert result.noisy.tolist() == NOISY
     assert set(torch.serialization.get_safe_globals()) == set(before)
 
 

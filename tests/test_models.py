@@ -134,12 +134,12 @@ def test_multi_head_counts_a_head_for_each_task():
 
 def sides(model, kinds):
     """Height of what each module of some kinds gives for a 32×32 image."""
-    found = []
+    result = []
     for module in model.modules():
         if isinstance(module, kinds):
-            module.register_forward_hook(lambda m, x, y: found.append(y.shape[2]))
+            module.register_forward_hook(lambda m, x, y: result.append(y.shape[2]))
     model.eval()(images())
-    return found
+    return result
 
 
 def test_resnet_halves_three_times():
@@ -192,8 +192,8 @@ def test_mlp_is_its_formula():
     w1, b1, w2, b2, w3, b3 = (p.detach().numpy() for p in model.parameters())
     x = np.linspace(-1, 1, 12).reshape(2, 6)
     hidden = np.maximum(np.maximum(x @ w1.T + b1, 0) @ w2.T + b2, 0)
-    found = model(torch.from_numpy(x).view(2, 2, 3)).detach().numpy()
-    np.testing.assert_allclose(found, hidden @ w3.T + b3, atol=1e-12)
+    result = model(torch.from_numpy(x).view(2, 2, 3)).detach().numpy()
+    np.testing.assert_allclose(result, hidden @ w3.T + b3, atol=1e-12)
 
 
 # The start.
@@ -223,8 +223,8 @@ def test_mlp_starts_as_torch_starts_it():
     with torch.random.fork_rng():
         torch.manual_seed(11)
         reference = nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
-    found = mlp((784, 32, 10), seed=11)
-    for p, q in zip(found.parameters(), reference.parameters(), strict=True):
+    result = mlp((784, 32, 10), seed=11)
+    for p, q in zip(result.parameters(), reference.parameters(), strict=True):
         assert torch.equal(p, q)
 
 
@@ -283,10 +283,10 @@ def test_channels_last_stays_channels_last(name, training):
     for module in last.modules():
         module.register_forward_hook(look)
     x = images()
-    found = last(x.to(memory_format=torch.channels_last))
+    result = last(x.to(memory_format=torch.channels_last))
     assert len(seen) > 10
     assert all(seen)
-    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -306,12 +306,12 @@ def test_gradients_of_single_samples_by_vmap(name):
     def loss(weights, image, label):
         return cross_entropy(functional_call(model, weights, (image[None],)), label[None])
 
-    found = vmap(grad(loss), (None, 0, 0))(weights, x, y)
+    result = vmap(grad(loss), (None, 0, 0))(weights, x, y)
     for i in range(3):
         model.zero_grad()
         cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
         for key, p in model.named_parameters():
-            torch.testing.assert_close(found[key][i], p.grad, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(result[key][i], p.grad, rtol=1e-3, atol=1e-5)
 
 
 # Heads.

@@ -49,8 +49,10 @@ class TestAgainstALoopByHand:
         ours, theirs = network(norm=True), network(norm=True)
         by_hand(theirs, optimizer(name, theirs), Chunks(), 2, **options)
         precision = "bf16" if options.pop("bf16", False) else "float32"
-        found = fit(ours, Chunks(), optimizer(name, ours), epochs=2, precision=precision, **options)
-        assert found.finished
+        result = fit(
+            ours, Chunks(), optimizer(name, ours), epochs=2, precision=precision, **options
+        )
+        assert result.finished
         assert same(state(ours), state(theirs))
         assert not same(state(ours), state(network(norm=True)))
 
@@ -168,11 +170,11 @@ class TestCurves:
             right += (scores.argmax(1) == labels).tolist()
             cross_entropy(scores, labels).backward()
             opt.step()
-        found = fit(model, Chunks(), optimizer("sgd", model), epochs=1)
-        assert found.curves["loss"] == [pytest.approx(sum(losses) / 26, rel=1e-6)]
-        assert found.curves["running_accuracy"] == [sum(right) / 26]
-        assert found.epochs == 1
-        assert found.reason is None
+        result = fit(model, Chunks(), optimizer("sgd", model), epochs=1)
+        assert result.curves["loss"] == [pytest.approx(sum(losses) / 26, rel=1e-6)]
+        assert result.curves["running_accuracy"] == [sum(right) / 26]
+        assert result.epochs == 1
+        assert result.reason is None
 
     @pytest.mark.parametrize("ignored", [-100, 1])
     def test_ignored_labels_are_left_out(self, ignored):
@@ -209,17 +211,17 @@ class TestCurves:
 
             return measure
 
-        found = fit(
+        result = fit(
             model, Chunks(), opt, epochs=2, measure=look("clean"), measure_perturbed=look("noisy")
         )
-        assert found.curves["clean"] == [1, 2]
+        assert result.curves["clean"] == [1, 2]
         assert all(m.training for m in model.modules())
         assert same(seen["clean"][-1], state(model))
         if name.startswith("nvrm"):
-            assert found.curves["noisy"] == [1, 2]
+            assert result.curves["noisy"] == [1, 2]
             assert not same(seen["clean"][-1], seen["noisy"][-1])
         else:
-            assert "noisy" not in found.curves
+            assert "noisy" not in result.curves
 
     @pytest.mark.parametrize("known", [True, False])
     def test_what_is_measured_at_perturbed_weights_is(self, known):
@@ -230,12 +232,12 @@ class TestCurves:
             with torch.no_grad():
                 return {"score": float(m(Chunks().inputs).sum())}
 
-        found = fit(
+        result = fit(
             model, Chunks(), opt, epochs=2, measure=score,
             measure_perturbed=lambda m: {"noisy": score(m)["score"]},
         )  # fmt: skip
-        assert len(found.curves["noisy"]) == 2
-        assert not set(found.curves["noisy"]) & set(found.curves["score"])
+        assert len(result.curves["noisy"]) == 2
+        assert not set(result.curves["noisy"]) & set(result.curves["score"])
 
     def test_everything_goes_to_the_writer(self):
         written, model = [], network()
@@ -244,12 +246,12 @@ class TestCurves:
             def add_scalar(self, tag, value, step):
                 written.append((tag, value, step))
 
-        found = fit(
+        result = fit(
             model, Chunks(), optimizer("nvrm-sgd", model), epochs=2, writer=Writer(),
             measure=lambda m: {"x": torch.tensor(2.0)}, measure_perturbed=lambda m: {"y": 3},
         )  # fmt: skip
         assert {tag for tag, _, _ in written} == {"loss", "running_accuracy", "x", "y"}
-        for name, curve in found.curves.items():
+        for name, curve in result.curves.items():
             assert [(v, s) for t, v, s in written if t == name] == [(curve[0], 1), (curve[1], 2)]
         assert all(type(value) is float for _, value, _ in written)
 
@@ -260,9 +262,9 @@ class TestCurves:
                     yield inputs, inputs[:, :3]
 
         model = network()
-        found = fit(model, Targets(), optimizer("adam", model), epochs=3, loss=mse_loss)
-        assert set(found.curves) == {"loss"}
-        assert found.curves["loss"][2] < found.curves["loss"][0]
+        result = fit(model, Targets(), optimizer("adam", model), epochs=3, loss=mse_loss)
+        assert set(result.curves) == {"loss"}
+        assert result.curves["loss"][2] < result.curves["loss"][0]
 
     @pytest.mark.parametrize("name", ["nvrm-sgd", "sam-sgd"])
     def test_an_observer_sees_each_batch_with_its_scores_once(self, name):
@@ -274,13 +276,13 @@ class TestCurves:
             assert torch.equal(model(batch[0]), scores)  # the weights are as they were
             seen.append(batch)
 
-        found = fit(model, batches, opt, epochs=2, accumulate=2, observe=observe)
+        result = fit(model, batches, opt, epochs=2, accumulate=2, observe=observe)
         expected = [batch for number in range(2) for batch in batches.epoch(number)]
         assert len(seen) == len(expected)
         for one, other in zip(seen, expected, strict=True):
             assert all(map(torch.equal, one, other))
         assert (
-            found.curves["loss"]
+            result.curves["loss"]
             == fit(
                 again := network(), Chunks(), optimizer(name, again), epochs=2, accumulate=2
             ).curves["loss"]
@@ -299,28 +301,28 @@ class TestHowItEnds:
     def test_divergence_is_a_status(self, name, size):
         """Also if the very last step goes too far, after which no loss is taken."""
         model = network(relu=True)
-        found = fit(model, Chunks(26, size), optimizer(name, model, lr=1e30), epochs=3)
-        assert found.status == "diverged"
-        assert "not finite" in found.reason
-        assert "\n" not in found.reason
-        assert found.epochs <= 3
-        assert not found.finished
+        result = fit(model, Chunks(26, size), optimizer(name, model, lr=1e30), epochs=3)
+        assert result.status == "diverged"
+        assert "not finite" in result.reason
+        assert "\n" not in result.reason
+        assert result.epochs <= 3
+        assert not result.finished
 
     def test_a_last_step_too_far(self):
         model = network()
-        found = fit(
+        result = fit(
             model, Chunks(4, 4), optimizer("sgd", model, lr=3e38), epochs=1,
             loss=lambda scores, labels: 1e6 * cross_entropy(scores, labels),
         )  # fmt: skip
         weights = torch.cat([p.flatten() for p in model.parameters()])
         assert not bool(weights.isfinite().all())
-        assert (found.status, found.epochs) == ("diverged", 1)
-        assert math.isfinite(found.curves["loss"][0])
+        assert (result.status, result.epochs) == ("diverged", 1)
+        assert math.isfinite(result.curves["loss"][0])
 
     def test_divergence_is_noticed_inside_an_epoch(self):
         model = network()
-        found = fit(model, Chunks(400, 2), optimizer("sgd", model, lr=1e38), epochs=1)
-        assert "in epoch 1, by batch 20" in found.reason
+        result = fit(model, Chunks(400, 2), optimizer("sgd", model, lr=1e38), epochs=1)
+        assert "in epoch 1, by batch 20" in result.reason
 
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_an_exception_leaves_clean_weights(self, name):
@@ -348,8 +350,8 @@ class TestHowItEnds:
 
     def test_no_epochs(self):
         model = network()
-        found = fit(model, Chunks(), optimizer("nvrm-sgd", model), epochs=0)
-        assert (found.status, found.curves) == ("finished", {})
+        result = fit(model, Chunks(), optimizer("nvrm-sgd", model), epochs=0)
+        assert (result.status, result.curves) == ("finished", {})
         assert same(state(model), state(network()))
 
     def test_the_global_generator_is_left_alone(self):
@@ -412,11 +414,11 @@ class TestHowItEnds:
 
         model = Root()
         opt = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5)
-        found = fit(
+        result = fit(
             model, One(), opt, epochs=3, loss=lambda scores, _: scores.sum(), precision="fp16",
             checkpoint=Checkpoint(tmp_path / "c.pt", every=0),
         )  # fmt: skip
-        assert found.curves["loss"] == [-0.5] * 3
+        assert result.curves["loss"] == [-0.5] * 3
         assert model.weight.item() == 0.5
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: closed forms, and a model and an optimizer that are left as found."""
+"""Evaluation: closed forms, and a model and an optimizer that are left unchanged."""
 
 import math
 
@@ -34,20 +34,20 @@ class TestClosedForms:
     def test_loss_accuracy_predictions(self, sizes):
         """Means over examples, however they are divided into batches."""
         batches = zip(SCORES.split(sizes), LABELS.split(sizes), strict=True)
-        found = evaluate(Given(), batches)
+        result = evaluate(Given(), batches)
         expected = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(-3))]
-        assert found.loss == pytest.approx(sum(expected) / 3, rel=1e-6)
-        assert found.accuracy == 2 / 3
-        assert found.predictions.tolist() == [0, 1, 0]
-        assert found.examples == 3
+        assert result.loss == pytest.approx(sum(expected) / 3, rel=1e-6)
+        assert result.accuracy == 2 / 3
+        assert result.predictions.tolist() == [0, 1, 0]
+        assert result.examples == 3
 
     def test_arguments_reach_the_model(self):
-        found = evaluate(Given(), [(SCORES, LABELS)], turn=1)
-        assert found.predictions.tolist() == [1, 0, 1]
+        result = evaluate(Given(), [(SCORES, LABELS)], turn=1)
+        assert result.predictions.tolist() == [1, 0, 1]
 
     def test_another_loss(self):
-        found = evaluate(Given(), [(SCORES, LABELS)], loss=lambda s, y: s.sum() / len(y))
-        assert found.loss == pytest.approx(2.0)
+        result = evaluate(Given(), [(SCORES, LABELS)], loss=lambda s, y: s.sum() / len(y))
+        assert result.loss == pytest.approx(2.0)
 
     def test_more_than_two_items_in_a_batch(self):
         assert evaluate(Given(), [(SCORES, LABELS, torch.arange(3))]).examples == 3

@@ -187,11 +187,11 @@ class TestAnotherTraining:
         model = network()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         group, rate = opt.param_groups[0], np.float64(0.1)
-        found = options_fingerprint(opt, {"loss": cross_entropy, "schedule": None})
+        result = options_fingerprint(opt, {"loss": cross_entropy, "schedule": None})
         group["lr"] = rate
         again = options_fingerprint(opt, {"loss": cross_entropy, "schedule": None})
         torch.save(again, path)
-        assert torch.load(path, weights_only=True) == found
+        assert torch.load(path, weights_only=True) == result
 
     def test_strict_is_yes_or_no(self, tmp_path):
         with pytest.raises(ValueError, match="strict must be True or False, got 'no'"):

@@ -103,8 +103,8 @@ def trained(batches, *, stop=-1, name="nvrm-adam", seed=0, **options):
             raise StoppedError
 
     seed_all(seed)
-    found = fit(model, batches, opt, epochs=EPOCHS, observe=observe, **options)
-    return found, state(model), seen
+    result = fit(model, batches, opt, epochs=EPOCHS, observe=observe, **options)
+    return result, state(model), seen
 
 
 class TestTraining:
@@ -121,9 +121,9 @@ class TestTraining:
                 cross_entropy(model(inputs), labels).backward()
                 opt.step()
         opt.eval()
-        found, weights, seen = trained(LOADERS[kind]())
+        result, weights, seen = trained(LOADERS[kind]())
         assert same(weights, state(model))
-        assert (found.status, found.epochs, len(seen)) == ("finished", EPOCHS, EPOCHS * COUNT)
+        assert (result.status, result.epochs, len(seen)) == ("finished", EPOCHS, EPOCHS * COUNT)
         assert all(type(batch) is tuple for batch in seen)
 
     def test_batches_that_know_more_than_two_things(self):
@@ -143,11 +143,11 @@ class TestTraining:
         assert told == [0.5, 1.0]
         model = network(relu=True)
         opt = optimizer("sgd", model, lr=1e30)
-        found = fit(model, DataLoader(Stream(26), 4), opt, epochs=2)
-        assert found.reason.endswith("in epoch 1, by batch 7")
+        result = fit(model, DataLoader(Stream(26), 4), opt, epochs=2)
+        assert result.reason.endswith("in epoch 1, by batch 7")
         model = network(relu=True)
-        found = fit(model, stream, optimizer("sgd", model, lr=1e30), epochs=2)
-        assert found.reason.endswith("in epoch 1, by batch 20")
+        result = fit(model, stream, optimizer("sgd", model, lr=1e30), epochs=2)
+        assert result.reason.endswith("in epoch 1, by batch 20")
 
     @pytest.mark.parametrize(
         ("batches", "words"),
@@ -182,8 +182,8 @@ class TestResume:
         path = tmp_path / "c.pt"
         with pytest.raises(StoppedError):
             trained(LOADERS[kind](), stop=stop, checkpoint=Checkpoint(path, every=0))
-        found, resumed, again = trained(LOADERS[kind](), seed=9, checkpoint=path)
-        assert found == expected
+        result, resumed, again = trained(LOADERS[kind](), seed=9, checkpoint=path)
+        assert result == expected
         assert same(resumed, weights)
         done = (stop - 1) // COUNT * COUNT
         assert len(again) == len(seen) - done
@@ -204,8 +204,8 @@ class TestResume:
         path = tmp_path / "c.pt"
         with pytest.raises(StoppedError):
             trained(make(), stop=2 * COUNT + 3, checkpoint=Checkpoint(path, every=0))
-        found, resumed, _ = trained(make(), seed=9, checkpoint=path)
-        assert found == expected
+        result, resumed, _ = trained(make(), seed=9, checkpoint=path)
+        assert result == expected
         assert same(resumed, weights)
 
     def test_workers_that_stay_cannot_be_saved(self, tmp_path):

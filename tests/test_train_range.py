@@ -64,21 +64,21 @@ class TestTheWhole:
         x, y = problem()
         model = mlp((6, 32, 4), seed=0)
         before, state = copy.deepcopy(model), torch.get_rng_state()
-        found = find_b(model, cross_entropy, (x, y), epochs=20)
-        assert 16 <= found.steps < 20 * 16 // 10  # the curve costs the rest of a tenth
-        assert 0.001 < found.b < 2
-        assert found.curve.b[0] < found.b < found.curve.b[-1]
-        assert found.first == pytest.approx(math.log(4), abs=0.5)
+        result = find_b(model, cross_entropy, (x, y), epochs=20)
+        assert 16 <= result.steps < 20 * 16 // 10  # the curve costs the rest of a tenth
+        assert 0.001 < result.b < 2
+        assert result.curve.b[0] < result.b < result.curve.b[-1]
+        assert result.first == pytest.approx(math.log(4), abs=0.5)
         assert same(model.parameters(), before.parameters())
         assert torch.equal(torch.get_rng_state(), state)
         again = find_b(model, cross_entropy, (x, y), epochs=20)
-        assert again.b == found.b
-        assert find_b(model, cross_entropy, (x.numpy(), y.numpy()), epochs=20).b == found.b
+        assert again.b == result.b
+        assert find_b(model, cross_entropy, (x.numpy(), y.numpy()), epochs=20).b == result.b
         loader = DataLoader(TensorDataset(x, y), batch_size=128)
         batches = list(loader)
         by_loader = find_b(model, cross_entropy, loader, epochs=20)
         assert by_loader.b == find_b(model, cross_entropy, batches, epochs=20).b
-        assert by_loader.b == pytest.approx(found.b, rel=0.7)  # the order is another
+        assert by_loader.b == pytest.approx(result.b, rel=0.7)  # the order is another
 
     def test_batches_of_other_forms(self):
         """Dicts, and tuples of more than two parts, go to the model as everywhere."""
@@ -97,14 +97,14 @@ class TestTheWhole:
         triples = [(a[:, :2], a[:, 2:], b) for a, b in pairs]
         dicts = [{"right": a[:, 2:], "labels": b, "left": a[:, :2]} for a, b in pairs]
         for batches in (triples, dicts):
-            found = find_b(Parts(), cross_entropy, batches, epochs=20)
-            assert found.b == pytest.approx(expected, rel=1e-3)
+            result = find_b(Parts(), cross_entropy, batches, epochs=20)
+            assert result.b == pytest.approx(expected, rel=1e-3)
 
     def test_only_so_many_examples_are_looked_at(self):
         x, y = problem(700)
-        found = first_examples(iter([(x[:250], y[:250], 3), (x[250:], y[250:], 3)]), 300)
-        assert [(len(a), len(b), c) for a, b, c in found] == [(250, 250, 3), (50, 50, 3)]
-        assert torch.equal(found[1][0], x[250:300])
+        result = first_examples(iter([(x[:250], y[:250], 3), (x[250:], y[250:], 3)]), 300)
+        assert [(len(a), len(b), c) for a, b, c in result] == [(250, 250, 3), (50, 50, 3)]
+        assert torch.equal(result[1][0], x[250:300])
         (only,) = first_examples(iter([{"x": x, "y": y, "name": "z"}]), 300)
         assert (len(only["x"]), len(only["y"]), only["name"]) == (300, 300, "z")
 
@@ -113,7 +113,7 @@ class TestTheWhole:
         x, y = problem(600)
         model = mlp((6, 32, 4), seed=0)
         model = torch.nn.Sequential(torch.nn.Dropout(0.2), model)
-        found = {}
+        result = {}
         for seed, state in ((0, 1), (0, 2), (3, 1)):
             torch.manual_seed(state)
             generator = torch.Generator().manual_seed(state) if own else None
@@ -121,10 +121,10 @@ class TestTheWhole:
             loader = DataLoader(data, batch_size=64, shuffle=True, generator=generator)
             before = torch.get_rng_state(), generator and generator.get_state()
             b = find_b(model, cross_entropy, loader, seed=seed).b
-            assert found.setdefault(seed, b) == b
+            assert result.setdefault(seed, b) == b
             assert torch.equal(torch.get_rng_state(), before[0])
             assert not own or torch.equal(generator.get_state(), before[1])
-        assert found[0] != found[3]
+        assert result[0] != result[3]
 
     def test_each_pass_over_a_shuffled_loader_has_its_order(self):
         seen = []
@@ -136,8 +136,8 @@ class TestTheWhole:
 
         x, _ = problem(200)
         loader = DataLoader(TensorDataset(x, torch.arange(200)), batch_size=200, shuffle=True)
-        found = find_b(mlp((6, 32, 4), seed=0), loss, loader, epochs=200)
-        assert len(set(seen)) == found.steps > 9
+        result = find_b(mlp((6, 32, 4), seed=0), loss, loader, epochs=200)
+        assert len(set(seen)) == result.steps > 9
 
     def test_a_split(self):
         generator = torch.Generator().manual_seed(0)
@@ -146,9 +146,9 @@ class TestTheWhole:
         images[:, 0, 0] = (60 * y).byte()
         split = Split(images, y)
         model = torch.nn.Sequential(torch.nn.Flatten(), mlp((9, 32, 4), seed=0))
-        found = find_b(model, cross_entropy, split, epochs=40)
+        result = find_b(model, cross_entropy, split, epochs=40)
         batches = Batches(split, 128, seed=0)
-        assert find_b(model, cross_entropy, batches, epochs=40).b == found.b
+        assert find_b(model, cross_entropy, batches, epochs=40).b == result.b
         assert batches.next_epoch == 0
         with pytest.raises(ValueError, match=r"does not support uint8 inputs.* images / 255"):
             find_b(model, cross_entropy, (images, y))
@@ -172,20 +172,20 @@ class TestTheWhole:
             made.append(torch.optim.Adam(params, lr=1e-2))
             return made[0]
 
-        found = find_b(
+        result = find_b(
             mlp((6, 32, 4), seed=0), cross_entropy, (x, y), optimizer=adam, noise="uniform"
         )
         assert len(made[0].state) == 4
-        assert {point.noise for point in found.curve.points} == {"uniform"}
+        assert {point.noise for point in result.curve.points} == {"uniform"}
 
     def test_the_plot_shows_the_place(self):
         x, y = problem(500)
-        found = find_b(mlp((6, 16, 4), seed=0), cross_entropy, (x, y))
-        ax = found.plot()
-        assert any(list(line.get_xdata()) == [found.b, found.b] for line in ax.lines)
+        result = find_b(mlp((6, 16, 4), seed=0), cross_entropy, (x, y))
+        ax = result.plot()
+        assert any(list(line.get_xdata()) == [result.b, result.b] for line in ax.lines)
         assert ax.get_xscale() == "log"
-        assert f"b = {found.b:.2g}" in [text.get_text() for text in ax.texts]
-        assert found.because.startswith(f"After {found.steps} steps")
+        assert f"b = {result.b:.2g}" in [text.get_text() for text in ax.texts]
+        assert result.because.startswith(f"After {result.steps} steps")
 
     @pytest.mark.parametrize(
         ("data", "options", "word"),
@@ -234,8 +234,8 @@ class TestWhatIsPerturbed:
 
         model = nn.Sequential(still, nn.ReLU(), nn.Linear(32, 4))
         own = None if how == "frozen" else sgd
-        found = find_b(model, cross_entropy, problem(), optimizer=own)
-        assert found.curve.points[-1].difference > 0
+        result = find_b(model, cross_entropy, problem(), optimizer=own)
+        assert result.curve.points[-1].difference > 0
         assert moved
         assert not any(moved)
 

@@ -44,12 +44,12 @@ def trained(name, *, stop=-1, checkpoint=None, seed=0, penalty=None, known=False
     opt = optimizer(name, model, known=known)
     schedule = StepLR(opt, 1, gamma=0.7)
     torch.manual_seed(seed)
-    found = fit(
+    result = fit(
         model, Chunks(stop=stop), opt, epochs=EPOCHS, schedule=schedule, checkpoint=checkpoint,
         measure=looks, measure_perturbed=lambda m: {"noisy": looks(m)["norm"]},
         penalty=penalty() if penalty else None, **options,
     )  # fmt: skip
-    return found, state(model), opt
+    return result, state(model), opt
 
 
 def assert_resumes(tmp_path, name, stop, **options):
@@ -58,8 +58,8 @@ def assert_resumes(tmp_path, name, stop, **options):
     with pytest.raises(StoppedError):
         trained(name, stop=stop, checkpoint=Checkpoint(path, every=0), **options)
     assert path.exists()
-    found, resumed, again = trained(name, checkpoint=Checkpoint(path, every=0), seed=9, **options)
-    assert found == expected
+    result, resumed, again = trained(name, checkpoint=Checkpoint(path, every=0), seed=9, **options)
+    assert result == expected
     assert same(resumed, weights)
     assert again.param_groups[0]["lr"] == opt.param_groups[0]["lr"] == pytest.approx(0.05 * 0.7**3)
     assert not list(tmp_path.glob("*.part"))
@@ -126,8 +126,8 @@ class TestResume:
         for end in (stop, stop + 1, stop + 4):
             with pytest.raises(StoppedError):
                 trained("nvrm-adam", stop=end, checkpoint=Checkpoint(path, every=0))
-        found, resumed, _ = trained("nvrm-adam", checkpoint=path, seed=3)
-        assert found == expected
+        result, resumed, _ = trained("nvrm-adam", checkpoint=path, seed=3)
+        assert result == expected
         assert same(resumed, weights)
 
     @pytest.mark.parametrize("name", ["sgd", "nvrm-sgd"])
@@ -135,8 +135,8 @@ class TestResume:
         """The last checkpoint is of the end: nothing is trained, everything is told."""
         path = tmp_path / "c.pt"
         expected, weights, _ = trained(name, checkpoint=Checkpoint(path, every=0))
-        found, resumed, _ = trained(name, stop=1, checkpoint=path)
-        assert found == expected
+        result, resumed, _ = trained(name, stop=1, checkpoint=path)
+        assert result == expected
         assert same(resumed, weights)
 
     def test_from_an_earlier_checkpoint(self, tmp_path):
@@ -145,8 +145,8 @@ class TestResume:
         path = tmp_path / "c.pt"
         with pytest.raises(StoppedError):
             trained("nvrm-sgd", checkpoint=StoppingCheckpoint(path, before=6))
-        found, resumed, _ = trained("nvrm-sgd", checkpoint=path, seed=3)
-        assert found == expected
+        result, resumed, _ = trained("nvrm-sgd", checkpoint=path, seed=3)
+        assert result == expected
         assert same(resumed, weights)
 
     @pytest.mark.parametrize("name", ["sgd", "nvrm-sgd", "sam-sgd"])
@@ -172,11 +172,11 @@ class TestBSchedule:
         model = network(dropout=True)
         opt = NVRMSGD(model.parameters(), lr=0.05, b=initial)
         rule = BSchedule(opt, rule or Linear(15))
-        found = fit(
+        result = fit(
             model, Chunks(stop=stop), opt, epochs=EPOCHS, b_schedule=rule, checkpoint=checkpoint,
             schedule=StepLR(opt, 1, gamma=0.7), **options,
         )  # fmt: skip
-        return found, state(model), opt, rule
+        return result, state(model), opt, rule
 
     @pytest.mark.parametrize(("accumulate", "steps"), [(1, 21), (3, 9)])
     def test_it_counts_steps(self, accumulate, steps):
@@ -202,8 +202,8 @@ class TestBSchedule:
         path = tmp_path / "c.pt"
         with pytest.raises(StoppedError):
             self.trained(stop=stop, checkpoint=Checkpoint(path, every=0))
-        found, resumed, again, other = self.trained(checkpoint=path)
-        assert found == expected
+        result, resumed, again, other = self.trained(checkpoint=path)
+        assert result == expected
         assert same(resumed, weights)
         assert other.steps == rule.steps
         for key in ("b", "initial_b"):
@@ -237,9 +237,9 @@ class TestTheFile:
     def test_it_loads_with_weights_only_and_makes_its_folder(self, tmp_path):
         path = tmp_path / "a" / "b" / "c.pt"
         trained("nvrm-adam", checkpoint=Checkpoint(path, every=0))
-        found = torch.load(path, weights_only=True)
-        assert found["format"] == 2
-        assert found["fit"]["epoch"] == EPOCHS
+        result = torch.load(path, weights_only=True)
+        assert result["format"] == 2
+        assert result["fit"]["epoch"] == EPOCHS
         Checkpoint(path).remove()
         Checkpoint(path).remove()
         assert not path.exists()

@@ -65,12 +65,12 @@ def same(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
 def epsilon(model: nn.Module, optimizer: NVRM) -> list[Tensor]:
     """The noise that an optimizer with one group carries, from the pure function of its record."""
     group = optimizer.param_groups[0]
-    draw, start, found = Draw(*group["drawn"]), 0, []
+    draw, start, result = Draw(*group["drawn"]), 0, []
     for index, p in enumerate(model.parameters()):
         if draw.number:
             z = standard_noise(whole_slot(tuple(p.shape), number=index, start=start), draw)
-            found.append(draw.sign * group["b"] * z.to(p.dtype))
+            result.append(draw.sign * group["b"] * z.to(p.dtype))
         else:
-            found.append(torch.zeros_like(p))
+            result.append(torch.zeros_like(p))
         start += p.numel()
-    return found
+    return result
