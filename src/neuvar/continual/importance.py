@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
+from neuvar._eval_mode import clean_eval_mode
 from neuvar.continual.per_sample import (
     Method,
     Problem,
@@ -19,7 +20,6 @@ from neuvar.continual.per_sample import (
     choose_method,
     stateless,
 )
-from neuvar.measures.eval_mode import clean_eval_mode
 from neuvar.measures.loss_and_accuracy import check_classes
 from neuvar.optim.layout import bare
 

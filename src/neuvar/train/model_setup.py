@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.optim.noisy_parameters import held_clean
-from neuvar.train.evaluation import in_evaluation_mode
 
 
 def copy_clean(model: nn.Module) -> nn.Module:
@@ -30,7 +30,7 @@ def check_trainable(model: nn.Module) -> None:
 def init_lazy_layers(model: nn.Module, run: Callable[[], Any]) -> None:
     """Run the model once, if it has lazy layers, so that they get their parameters."""
     if any(map(is_lazy, model.parameters())):
-        with torch.no_grad(), in_evaluation_mode(model):
+        with torch.no_grad(), eval_mode(model):
             run()
 
 

@@ -60,7 +60,7 @@ class FoundB:
         """Plot the loss against b, and the suggested b."""
         ax = self.curve.plot(ax)
         top = max(self.first, min(point.perturbed for point in self.curve.points)) * 1.15
-        style = {"fontsize": "small", "va": "bottom"}
+        style: dict[str, Any] = {"fontsize": "small", "va": "bottom"}
         ax.axhline(self.first, color="0.6", linewidth=1, linestyle=":")
         ax.text(self.curve.b[0], self.first, "before training", color="0.4", **style)
         ax.axvline(self.b, color="C1", linewidth=1.5)
