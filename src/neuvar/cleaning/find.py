@@ -33,7 +33,7 @@ from neuvar.optim import NVRMSGD
 from neuvar.train import fit
 from neuvar.train.evaluation import autocast, device_of
 from neuvar.train.loop import EpochsOfBatches
-from neuvar.train.preparing import check_trainable, clean_copy, no_single
+from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean
 
 Device = torch.device | str
 
@@ -208,7 +208,7 @@ def prepare(
 
     The forward pass also initializes lazy layers, from the seed.
     """
-    network, device = clean_copy(model).float().to(device), torch.device(device)
+    network, device = copy_clean(model).float().to(device), torch.device(device)
     two = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
     inputs, *_ = next(iter(make_batches(two, 2, shuffle=False, device=device).epoch(0)))
     with Generators(device).seeded(seed), torch.no_grad(), eval_mode(network):
@@ -255,7 +255,7 @@ def train_once(
         optimizer = NVRMSGD(
             network, lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
         )
-        batch_size = no_single(len(examples), batch_size)
+        batch_size = avoid_single(len(examples), batch_size)
         result = fit(
             network,
             make_batches(examples, batch_size, seed=seed, device=device),
