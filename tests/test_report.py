@@ -236,6 +236,13 @@ class TestTables:
         assert links
         assert links <= set(re.findall(r'<a id="([^"]*)">', text))
 
+    def test_a_claim_without_number_and_source(self):
+        e = replace(named("ewc"), number="", source="", name="mine", file="my file.py")
+        text = report.report_markdown(report.gather({"cpu": lines(e)}, [e]))
+        assert "\n## Elastic weight consolidation with variability\n\n> NVRM and EWC" in text
+        assert "\n>\n" not in text
+        assert "```sh\nneuvar run 'my file.py' --scale cpu\n```" in text
+
 
 class TestDocuments:
     def gathered(self):

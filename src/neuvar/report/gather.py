@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class Claim:
 
 def command(experiment: Experiment, scale: Scale, trials: int = 0) -> str:
     """The command that runs an experiment."""
-    text = f"neuvar run {experiment.argument} --scale {scale}"
+    text = f"neuvar run {shlex.quote(experiment.argument)} --scale {scale}"
     return f"{text} --trials {trials}" if trials else text
 
 

@@ -100,8 +100,9 @@ def report_markdown(claims: Sequence[Claim]) -> str:
     parts = ["# Results", summary_markdown(claims, linked=True)]
     for claim in claims:
         e = claim.experiment
-        parts += [f'<a id="claim-{e.name}"></a>\n\n## {escape(e.number)}. {escape(e.title)}']
-        parts += [f"> {escape(e.sentence)}\n>\n> {escape(e.source)}"]
+        number_and_title = ". ".join(escape(text) for text in (e.number, e.title) if text)
+        quoted = "\n>\n".join(f"> {escape(text)}" for text in (e.sentence, e.source) if text)
+        parts += [f'<a id="claim-{e.name}"></a>\n\n## {number_and_title}', quoted]
         if not claim.findings:
             parts.append(f"No results yet: `{command(e, 'cpu')}`")
         for finding in claim.findings:

@@ -207,7 +207,7 @@ def _figure(finding: Finding) -> str:
         for i, ((label, _), look) in enumerate(styles(panels).items())
     )
     drawn = "".join(
-        f'<div class="panel"><p>{_whole_words(panel.title)}</p>{svg}</div>'
+        f'<div class="panel"><p>{escape(panel.title)}</p>{svg}</div>'
         for panel, svg in zip(panels, inline(panels, name), strict=True)
     )
     columns = {1: "one", 2: "two", 4: "two"}.get(len(panels), "three")
@@ -220,16 +220,6 @@ def _figure(finding: Finding) -> str:
 def _unbroken(text: str) -> str:
     """Keep numbers on one line with their names and units."""
     return escape(text).replace(" = ", "&nbsp;=&nbsp;").replace(" %", "&nbsp;%")
-
-
-def _whole_words(text: str) -> str:
-    """Keep names such as CIFAR-10 on one line."""
-    return " ".join(
-        f'<span class="short">{escape(word)}</span>'
-        if "-" in word and len(word) <= 24
-        else escape(word)
-        for word in text.split(" ")
-    )
 
 
 def _table(table: Table, label: str) -> str:
