@@ -20,6 +20,7 @@ import pytest
 from neuvar import pages, report
 from neuvar._atomic import write_files
 from neuvar.engine import Results
+from neuvar.experiments import ExperimentFile
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
 from neuvar.report import figures, plot
 from neuvar.report.gather import ORDER
@@ -237,7 +238,9 @@ class TestTables:
         assert links <= set(re.findall(r'<a id="([^"]*)">', text))
 
     def test_a_claim_without_number_and_source(self):
-        e = replace(named("ewc"), number="", source="", name="mine", file="my file.py")
+        e = replace(
+            named("ewc"), number="", source="", name="mine", file=ExperimentFile("my file.py", "")
+        )
         text = report.report_markdown(report.gather({"cpu": lines(e)}, [e]))
         assert "\n## Elastic weight consolidation with variability\n\n> NVRM and EWC" in text
         assert "\n>\n" not in text
