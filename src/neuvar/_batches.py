@@ -96,14 +96,7 @@ class _PairBatches:
 
 
 def check_iterable(name: str, data: Any, accepted: str, *, many_times: bool = True) -> None:
-    """Refuse what is not an iterable of batches, or cannot be iterated many times.
-
-    Args:
-        name: of the argument.
-        data: its value.
-        accepted: the accepted forms, for the error message.
-        many_times: whether it is iterated more than once.
-    """
+    """Refuse what is not an iterable of batches, or cannot be iterated many times."""
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         raise ValueError(f"{name} is a Dataset of single examples; put it into a DataLoader")
     single = isinstance(data, (Tensor, Mapping, str, bytes)) or hasattr(data, "dtype")

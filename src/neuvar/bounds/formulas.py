@@ -21,13 +21,8 @@ def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) 
         N\left[\log\frac{\sigma}{b} + \frac{b^2}{2\sigma^2} - \frac12\right]
         + \frac{\|\theta - \theta_0\|^2}{2\sigma^2}
 
-    It decreases in b up to b = σ.
-
-    Args:
-        count: Number N of weights.
-        squared_distance: Squared distance of the weights from the centre of the prior.
-        b: Scale of the noise.
-        sigma: Standard deviation of the prior.
+    It decreases in b up to b = σ. ``count`` is the number N of weights, ``squared_distance`` that
+    of the weights from the centre of the prior.
 
     >>> gaussian_kl(count=10, squared_distance=2.0, b=1.0, sigma=1.0)
     1.0
@@ -90,14 +85,11 @@ def monte_carlo_risk(mean: float, *, draws: int, failure: float, ceiling: float 
 
     .. math:: kl^{-1}\!\left(\bar L\;\Big|\;\tfrac{1}{n} \ln\tfrac{1}{\Delta}\right)
 
+    ``mean`` is the mean risk over ``draws`` independent draws; an antithetic pair counts once. The
+    loss is at most ``ceiling``.
+
     References:
         Langford and Caruana: (Not) bounding the true error, NeurIPS 2001.
-
-    Args:
-        mean: Mean risk over the draws.
-        draws: Number of independent draws; an antithetic pair counts once.
-        failure: Probability that the bound does not hold.
-        ceiling: Highest value of the loss.
 
     >>> round(monte_carlo_risk(0.02, draws=1000, failure=0.01), 4)
     0.0365

@@ -58,14 +58,10 @@ def hessian_trace(
 class CurvatureCheck:
     r"""Measured variability against that of the quadratic approximation.
 
-    Attributes:
-        measured: The variability.
-        predicted: Mean of :math:`\frac12 \epsilon^\top H \epsilon` over the same draws of ε, an
-            estimate of :math:`\frac12 s^2\,\mathrm{tr}\,H` with s the standard deviation of ε.
-        ratio: Measured over predicted difference: 1 for small b, nan without curvature.
-        interval: Contains the true ratio with probability ``confidence``. It is narrow because both
-            means share their draws.
-        confidence: Confidence level of the intervals.
+    ``predicted`` is the mean of :math:`\frac12 \epsilon^\top H \epsilon` over the same draws of ε,
+    an estimate of :math:`\frac12 s^2\,\mathrm{tr}\,H` with s the standard deviation of ε. ``ratio``
+    is measured over predicted difference: 1 for small b, nan without curvature. ``interval``
+    contains it with probability ``confidence``; it is narrow because both share their draws.
     """
 
     measured: Variability

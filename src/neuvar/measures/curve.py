@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curve:
-    """Variability at increasing scales of noise, all with the same draws.
-
-    Attributes:
-        points: One measurement per b.
-    """
+    """Variability at increasing scales of noise, one point per b, all with the same draws."""
 
     points: tuple[Variability, ...]
 
@@ -37,10 +33,7 @@ class Curve:
     def plot(self, ax: Axes | None = None, *, show: str = "loss", label: str | None = None) -> Axes:
         """Plot loss or accuracy at perturbed weights against b, with the interval as a band.
 
-        Args:
-            ax: Axes to draw on; new ones by default.
-            show: ``"loss"`` or ``"accuracy"``.
-            label: Name of the model, for a legend.
+        ``show`` is ``"loss"`` or ``"accuracy"``, ``label`` the name in the legend.
         """
         _validate.one_of("show", show, ("loss", "accuracy"))
         if show == "accuracy" and any(point.accuracy is None for point in self.points):
@@ -90,14 +83,9 @@ def variability_curve(
 class LargestB:
     """The largest scale of noise at which the loss changes by at most δ.
 
-    Attributes:
-        b: The estimate: infinite if the difference is below δ up to ``maximum``, 0 if it is above
-            δ already at ``minimum``.
-        interval: Contains the true scale with probability ``confidence``; its ends may be 0 and
-            infinite for the same reasons.
-        delta: The given δ.
-        confidence: Confidence level of ``interval``.
-        measured: All measurements, by increasing b.
+    ``b`` is infinite if the difference is below δ up to ``maximum``, and 0 if it is above δ already
+    at ``minimum``; so are the ends of ``interval``, which contains the true scale with probability
+    ``confidence``. ``measured`` has all measurements by increasing b.
     """
 
     b: float

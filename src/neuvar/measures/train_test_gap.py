@@ -20,13 +20,9 @@ from neuvar.measures.loss_and_accuracy import are_classes, half_to_float, scalar
 class GeneralizationGap:
     """How much worse a model is on new data than on its training data.
 
-    Attributes:
-        train_loss: Mean loss on the training data.
-        test_loss: Mean loss on new data.
-        loss_gap: ``test_loss - train_loss``, with the error from the finite number of new data.
-        train_accuracy: Accuracy on the training data; nan without classes.
-        test_accuracy: Accuracy on new data; None without classes.
-        accuracy_gap: ``train_accuracy - test_accuracy``; None without classes.
+    Errors are those from the finite number of new data. ``loss_gap`` is test minus train,
+    ``accuracy_gap`` train minus test. Without classes, ``train_accuracy`` is nan and the other
+    accuracies are None.
     """
 
     train_loss: float

@@ -37,12 +37,7 @@ class Passes:
         return len(self.batches)  # type: ignore[arg-type]
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """One pass; calls ``set_epoch`` of samplers that have it, as for distributed training.
-
-        Args:
-            number: of the epoch.
-            start: always 0.
-        """
+        """One pass; calls ``set_epoch`` of samplers that have it, as for distributed training."""
         assert start == 0, "a pass can only start at its first batch"
         for name in ("sampler", "batch_sampler"):
             set_epoch = getattr(getattr(self.batches, name, None), "set_epoch", None)
