@@ -1,5 +1,6 @@
 """What the documents say about the project must be so; their Python blocks run by themselves."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -84,3 +85,13 @@ def test_every_public_name_has_its_place_in_the_api():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     described = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith(":::")}
     assert set(neuvar.__all__) <= described
+
+
+def test_tables_are_those_of_the_results():
+    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "tools/write_tables.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    for path in tool.DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert "<!-- table summary -->" in text
+        assert tool.filled(text) == text, f"{path.name} is out of date: run make report"
