@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/results.md from the files in results/.
 
-Run it as ``python tools/write_tables.py``; ``make report`` does. A table NAME goes between the lines
-``<!-- table NAME -->`` and ``<!-- /table NAME -->`` of a document.
+Run it as ``python tools/write_tables.py``; ``make report`` does. A table NAME goes between
+``<!-- table NAME -->`` and ``<!-- /table NAME -->``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def summary() -> list[str]:
         f"| cleanlab, 5 trainings: {plain(ranking['cleanlab'], 3)} "
         f"| 1 training: {plain(ranking['ours'], 3)} | {count(ranking['ours'])} |",
         "| Robustness: weight noise of scale 0.1, MNIST excerpt | test accuracy "
-        f"| Adam {percent(flat['Adam']['noisy'])} | b = 0.05: {percent(flat['NVRM-Adam']['noisy'])} "
+        f"| Adam {percent(flat['Adam']['noisy'])} "
+        f"| b = 0.05: {percent(flat['NVRM-Adam']['noisy'])} "
         f"| {count(flat['Adam']['noisy'])} |",
     ]
 

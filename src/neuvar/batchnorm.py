@@ -1,4 +1,4 @@
-"""Statistics of batch normalisation at the clean weights."""
+"""Statistics of batch normalization at the clean weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ def reestimate_batchnorm(
     optimizer: Wrapper | None = None,
     feed: Callable[[nn.Module, Any], Any] | None = None,
 ) -> int:
-    """Estimate the statistics of batch normalisation anew, at the clean weights.
+    """Compute the statistics of batch normalization at the clean weights.
 
-    While training, they were gathered at perturbed weights. Each becomes the mean over all
-    batches; everything but batch normalisation runs in evaluation mode. Momentum, modes and
-    weights are left as found, and so are the statistics if anything fails.
+    Training gathers them at perturbed weights. Afterwards they are means over ``batches``. All
+    other modules run in evaluation mode. If anything fails, the statistics are not changed.
 
     Args:
-        model: any module; without batch normalisation nothing is done.
+        model: any module; no-op without batch normalization.
         batches: tensors, tuples or lists whose first item is the input, or dicts of keyword
             arguments.
-        optimizer: the optimizer whose noise is to be taken off meanwhile.
-        feed: called as ``feed(model, batch)`` in place of the above.
+        optimizer: needed only for an optimizer made from parameters alone, to remove its noise.
+        feed: called as ``feed(model, batch)`` instead, for batches of another form.
 
     Returns:
-        How many batches were seen.
+        The number of batches.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
@@ -60,7 +59,7 @@ def reestimate_batchnorm(
                 (feed or _feed)(model, batch)
                 seen += 1
         if not seen:
-            raise ValueError("batches is empty; batch normalisation needs at least one")
+            raise ValueError("batches is empty; batch normalization needs at least one")
     except BaseException:
         for norm, buffers in zip(norms, before, strict=True):
             for name, buffer in buffers.items():
@@ -73,7 +72,7 @@ def reestimate_batchnorm(
 
 
 def _feed(model: nn.Module, batch: Any) -> Any:
-    """Run the model on a batch of one of the usual shapes."""
+    """Run the model on a batch."""
     if isinstance(batch, Tensor):
         return model(batch)
     if isinstance(batch, dict):

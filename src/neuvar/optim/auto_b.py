@@ -1,4 +1,4 @@
-"""A scale of noise that sets itself."""
+"""``b="auto"``: a scale of noise that is set during training."""
 
 from __future__ import annotations
 
@@ -17,95 +17,89 @@ from neuvar.optim.layout import local
 
 AUTO = "auto"
 NOISE = 5.2
-"""What the noise of all layers adds up to after the second rise; see :class:`AutoB`."""
+"""Sum of the relative noise of all layers after the second rise; see :class:`AutoB`."""
 LARGEST = 0.08
-"""Where b rises to at the most."""
+"""Upper limit of b after the second rise."""
 FIRST = 0.6
-"""The part of it that b rises to at first."""
+"""Fraction of that b reached by the first rise."""
 SHARE = 0.25
-"""What noise may cost at the most."""
+"""Upper limit of the cost of noise, as a fraction of its price."""
 LEAST = 0.01
-"""Share of the loss below which nothing has been learned."""
+"""Fraction of the first loss below which nothing has been learned."""
 BAND = 4.0
-"""How much less it may cost before b grows."""
+"""Factor below the price at which b begins to grow."""
 EVERY = 5
-"""Steps from one look to the next."""
+"""Steps between two updates of b."""
 RISE = 5
-"""Looks of the first rise, from nothing."""
+"""Updates of the first rise, from 0."""
 WAIT = 30
-"""Looks before the second rise, and before b follows its cost: networks first get used to noise."""
+"""Updates before the second rise, and before b follows its cost."""
 SECOND_RISE = 20
-"""Looks of the second rise."""
+"""Updates of the second rise."""
 MEMORY = 0.8
-"""Weight of the looks before in the running means."""
+"""Decay rate of the running means."""
 SPEED = 0.015
-"""Change of log b after a look, for each factor of e that the cost is off."""
+"""Change of log b per update, for each factor of e between cost and price."""
 MOST_OFF = 5.0
-"""Factors of e beyond which b changes no faster: a factor of ten takes at least 155 steps."""
+"""Upper limit of that factor: b changes by a factor of 10 in 155 steps or more."""
 TOO_LARGE = 0.5
-"""Share of the loss beyond which it comes from weights that are too large; see :class:`AutoB`."""
+"""Threshold on θ·g / loss above which the initial weights are too large."""
 LATEST = EVERY * WAIT
-"""Steps after which the beginning is over, wherever the loss comes from."""
+"""Steps after which the first loss is taken in any case."""
 TOO_HIGH = 4.0
-"""Multiple of the first loss beyond which b is too large, also in the first looks."""
+"""Multiple of the first loss above which b shrinks at once."""
 RETREAT = 0.7
-"""What b is multiplied with at each look as long as it is."""
+"""Factor by which b shrinks then, per update."""
 RANGE = (1e-3, 1e3)
-"""Between which multiples of the scale that it rises to b stays, so that it can come back."""
+"""Limits of b, in multiples of its value after the second rise."""
 
 
 class AutoB(NamedTuple):
-    r"""What the control of b carries from step to step, as plain numbers in a parameter group.
+    r"""State of the control of b: plain numbers, stored in a parameter group.
 
-    **Where b begins.** A layer that sums n inputs keeps the size of its signal if its weights are
-    of the size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs it by
-    :math:`b\sqrt{n/2}` of its size. In two rises b comes to where this adds up to 5.2 over
-    all layers: much for wide and shallow networks, little for deep ones. Within 25 steps it rises
-    to .6 of that, since more noise before anything is learned makes the loss explode and weights
-    grow, which costs accuracy where labels are clean; between steps 150 and 250 to the whole.
+    **Initial value.** A layer with n inputs preserves the size of its signal if its weights have
+    size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs the signal by
+    :math:`b\sqrt{n/2}` of its size. b rises to the value at which this sums to 5.2 over all layers:
+    larger for wide and shallow networks, smaller for deep ones. It reaches 0.6 of that value
+    within 25 steps, and the whole between steps 150 and 250. More noise at the start makes the
+    loss explode, and accuracy on clean labels suffers.
 
-    **When b changes.** The noise :math:`\epsilon = b\xi` and the gradient g at
-    :math:`\theta + \epsilon` are at hand in every step, and their inner product says what noise
-    costs: on average it is how fast the loss that is minimised rises with the logarithm of b,
+    **Updates.** The inner product of the noise :math:`\epsilon = b\xi` and the gradient g at
+    :math:`\theta + \epsilon` is the cost of noise. Its expectation is the slope of the loss in
+    log b:
 
     .. math:: E[\epsilon \cdot g] = \frac{\partial}{\partial \log b} E[L(\theta + b \xi)].
 
-    What has been learned is by how much that loss has fallen since the beginning, :math:`L_0 - L`.
-    The price of noise is a share s of the geometric mean of what has been learned and of what
-    there was to learn, :math:`s \sqrt{(L_0 - L)\,L_0}`. As long as noise costs between a quarter of
-    its price and the whole of it, b is left alone, because a network that gets used to noise pays
-    less for it by and by. Above, b shrinks, because steps undo noise rather than learn; below, it
-    grows, because more noise costs little. As long as less than a hundredth of the loss is learned
-    it shrinks, whatever it costs: a network that noise has blinded pays nothing for it. All this
-    begins after 150 steps and is slow, but the faster the further the cost is off; where b would
-    shrink, there is no second rise. Only where the loss rises to four times its first value does b
-    give way at once.
+    With :math:`L_0` the loss at the start, :math:`L_0 - L` has been learned. The price of noise is
+    :math:`s \sqrt{(L_0 - L)\,L_0}` with s = 0.25. If the cost is above the price, b shrinks,
+    because steps undo noise instead of learning. If it is below a quarter of the price, b grows.
+    In between b stays, because a network adapts to noise and pays less over time. If less than a
+    hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates begin after 150
+    steps; they replace the second rise where b shrinks. If the loss exceeds four times
+    :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone: with very
+    noisy labels little can be learned, b would shrink, and the network would memorize them. The
+    rule does not depend on the scale of the loss.
 
-    A share of what has been learned alone would be too little where labels are so noisy that little
-    can be learned: b would shrink, and the network would learn them by heart. The rule has no unit:
-    it is the same for a loss of another scale.
-
-    **What the beginning is.** Usually the first step. But where weights are too large to begin
-    with, such as those of ``nn.Embedding`` where it is also the last layer, the network is sure of
-    what it does not know, and its loss says nothing about what there is to learn. How fast the loss
-    rises with the size of a tensor of weights, :math:`\theta \cdot g`, shows it: for the cross
-    entropy and the last layer it is the loss less the entropy of the predictions. As long as it is
-    more than half of the loss for any tensor, :math:`L_0` is not taken and b waits, for 150 steps
-    at the most.
+    **First loss.** :math:`L_0` is usually the loss of the first step. If the initial weights are
+    too large, as for ``nn.Embedding`` that is also the last layer, the network is overconfident and
+    this loss is too high. The product :math:`\theta \cdot g` of a tensor shows it: for the cross
+    entropy and the last layer it is the loss minus the entropy of the predictions. While it is
+    above half of the loss for any tensor, :math:`L_0` is not taken and b waits, for at most 150
+    steps.
 
     Attributes:
-        drawn: number of the draw that the next gradient is expected under.
-        steps: how many there were.
-        looks: how many looks there were.
+        drawn: number of the draw of the next gradient.
+        steps: number of steps.
+        looks: number of updates of the running means.
         cost: running mean of the inner product.
         loss: running mean of the loss at perturbed weights.
-        first: the loss at the beginning; infinite before it is known.
-        start: the scale after the second rise, as the shapes of the weights suggest it.
-        reported: how many losses were reported for the next step.
+        first: the first loss; infinite before it is known.
+        start: b after the second rise, computed from the shapes of the weights.
+        reported: number of losses reported for the next step.
         new_weight: sum of the weights of these losses in the gradient.
         new_cost: inner product of the noise with the gradient.
         new_loss: weighted sum of these losses.
-        new_size: largest θ·g of a tensor, as long as ``first`` is not known.
+        new_size: largest θ·g of a tensor, while ``first`` is not known.
     """
 
     drawn: int = 0
@@ -123,16 +117,16 @@ class AutoB(NamedTuple):
 
     @property
     def due(self) -> bool:
-        """Whether the step that comes is looked at."""
+        """Whether the next step updates b."""
         return not self.begun or (self.steps + 1) % EVERY == 0
 
     @property
     def begun(self) -> bool:
-        """Whether the loss at the beginning is known."""
+        """Whether the first loss is known."""
         return not math.isinf(self.first)
 
     def accumulate(self, reports: Reports) -> AutoB:
-        """Add what was reported for the next step, and read it from the device."""
+        """Add the reports for the next step, read from the device."""
         weight, loss, cost = (float(sum(parts)) for parts in reports.sums)
         return self._replace(
             reported=self.reported + reports.count,
@@ -147,13 +141,13 @@ class AutoB(NamedTuple):
         return self._replace(reported=0, new_weight=0.0, new_cost=0.0, new_loss=0.0, new_size=0.0)
 
     def update(self, cost: float, loss: float, size: float = 0.0) -> AutoB:
-        """Add a look to the running means."""
+        """Update the running means."""
         if not (math.isfinite(cost) and math.isfinite(loss)):
             return self
         if not self.begun:
             too_large = size > TOO_LARGE * abs(loss) and self.steps < LATEST
             return self if too_large else self._replace(first=loss)
-        # The mean of few looks is their plain mean, so that it does not start from nothing.
+        # The first updates average over the few values so far, without a bias towards 0.
         memory = min(MEMORY, self.looks / (self.looks + 1))
         return self._replace(
             looks=self.looks + 1,
@@ -163,7 +157,7 @@ class AutoB(NamedTuple):
 
     @property
     def change(self) -> float:
-        """By how much log b changes now.
+        """The change of log b now.
 
         >>> AutoB(looks=99, first=2.3, loss=2.4).change == -SPEED * MOST_OFF  # nothing learned
         True
@@ -191,17 +185,17 @@ class AutoB(NamedTuple):
         return SPEED * min(max(off, -MOST_OFF), MOST_OFF)
 
     def applied(self, b: float) -> float:
-        """The scale after the change."""
+        """Apply the change to b."""
         low, high = (self.start * end for end in RANGE)
         return min(max(b * math.exp(self.change), low), high)
 
 
 class Reports:
-    """Losses reported for the next step, and what their gradients say; not yet read from a device.
+    """Losses reported for the next step, and inner products with their gradients.
 
-    A loss has a weight c in what ``backward()`` is called on: the factor of a gradient scaler, one
-    over the number of micro-batches, or 1. The gradient that arrives at a parameter is that of the
-    weighted sum. It is seen here before it is unscaled or clipped.
+    ``backward()`` is called on a multiple of a loss: its weight is the factor of a gradient scaler,
+    one over the number of micro-batches, or 1. Gradients are read in hooks, before they are
+    unscaled or clipped, and values stay on the device.
     """
 
     def __init__(self) -> None:
@@ -210,7 +204,7 @@ class Reports:
         self.clear()
 
     def clear(self) -> None:
-        """Drop what was seen so far, and go on watching."""
+        """Drop the values so far; hooks stay."""
         self.count = 0
         self.backwards: Counter[int] = Counter()
         self.sums: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
@@ -218,7 +212,7 @@ class Reports:
         self._weight: Any = 1.0
 
     def add(self, loss: Tensor | float, weight: Tensor | float = 1.0) -> None:
-        """Note a loss whose backward pass has begun."""
+        """Add a loss whose backward pass has begun."""
         self.count += 1
         wide = [x.detach().double() if isinstance(x, Tensor) else float(x) for x in (loss, weight)]
         self._weight = wide[1]
@@ -226,12 +220,12 @@ class Reports:
         self.sums[1].append(wide[1] * wide[0])
 
     def expect(self, loss: Tensor) -> None:
-        """Note a loss as soon as its backward pass begins."""
+        """Add a loss when its backward pass begins."""
         value, seen = loss.detach(), list[bool]()
         self.waiting += 1
 
         def on_backward(weight: Tensor) -> None:
-            if not seen:  # a gradient of it may be taken several times
+            if not seen:  # its gradient may be computed several times
                 seen.append(True)
                 self.waiting -= 1
                 self.add(value, weight)
@@ -239,7 +233,7 @@ class Reports:
         loss.register_hook(on_backward)
 
     def watch(self, params: Iterable[Tensor], eps: Noise, *, sizes: bool) -> None:
-        """Look at the gradients of parameters when they arrive; once for each step."""
+        """Register hooks on the gradients of parameters, once per step."""
         if self._hooks:
             return
 
@@ -258,7 +252,7 @@ class Reports:
         self.close()
 
     def close(self) -> None:
-        """Stop to look at gradients."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -273,10 +267,7 @@ def inner_product(term: Term, g: Tensor) -> Tensor:
 
 
 def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> None:
-    """Let the b of new groups set itself, under the control of the known groups if there are any.
-
-    Only weights that carry noise count: those that are trained, of the groups given here.
-    """
+    """Start to control the b of new groups, together with that of known groups if there are any."""
     if known:
         control, b = known[0]["auto"], known[0]["b"]
     else:
@@ -287,9 +278,9 @@ def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> Non
 
 
 def share(groups: Sequence[dict[str, Any]], b: float, control: tuple[Any, ...]) -> None:
-    """Give groups the state of their one control, and noise of the same standard deviation.
+    """Store the state of the control in all groups, with noise of the same standard deviation.
 
-    The scale b is that of the first one's noise; so is the ``start`` of the control.
+    ``b`` and the control's ``start`` are for the noise family of the first group.
     """
     std = family(groups[0]["noise"]).std
     for group in groups:
@@ -299,10 +290,8 @@ def share(groups: Sequence[dict[str, Any]], b: float, control: tuple[Any, ...]) 
 def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
     """Standard deviation of the noise after the second rise, for weights of these shapes.
 
-    Each tensor of two dimensions or more is a layer, whose first dimension is that of its outputs.
-    Narrow layers have larger weights, but fewer inputs to average noise away; so there is a limit.
-    Tensors of shape (1, n, m) are no layers but class tokens and tables of positions, of which each
-    output reads one weight. Tables of words look like layers, and count as such.
+    Each tensor with two or more dimensions counts as a layer; its first dimension is the outputs.
+    Tensors of shape (1, n, m) do not count: they are class tokens and position embeddings.
 
     >>> round(suggested_std([(1024, 784), (1024,), (1024, 1024), (10, 1024)]), 4)
     0.0799
@@ -313,7 +302,7 @@ def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
 
 
 def checked(value: Any) -> AutoB:
-    """The state of a control from a state dict."""
+    """Validate the state of a control from a state dict."""
     types = tuple(map(type, value)) if isinstance(value, (tuple, list)) else ()
     if types != tuple(map(type, AutoB())):
         raise ValueError(f"the state dict's 'auto' is not the state of b='auto': {value!r}")

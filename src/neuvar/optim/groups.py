@@ -1,4 +1,4 @@
-"""Split a model's parameters into those that carry noise and those that do not."""
+"""Parameter groups with and without noise."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import nn
 def split_parameters(
     model: nn.Module, *, biases: bool = False, norms: bool = False
 ) -> list[dict[str, Any]]:
-    """Parameter groups of a model in which biases and normalisation layers carry no noise.
+    """Parameter groups without noise on biases and normalization layers.
 
     Args:
-        model: any module. A parameter used in several places is listed once.
-        biases: let parameters whose name contains "bias" carry noise, too.
-        norms: let the parameters of normalisation layers carry noise, too: of modules with "Norm"
-            in the name of a class of theirs.
+        model: any module.
+        biases: add noise to parameters whose name contains "bias", too.
+        norms: add noise to normalization layers, too: modules with "Norm" in their class's name.
 
     Returns:
-        A group of the weights that carry noise and, if there are others, a group of those with
-        ``b`` = 0. Options such as ``weight_decay`` can be added to each.
+        A group with noise and, if needed, a group with ``b=0``. Options such as ``weight_decay``
+        can be added to each.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))

@@ -1,4 +1,4 @@
-"""Where parameters lie: plain tensors and shards of them."""
+"""The layout of parameters: wrapped models, shards, positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neuvar.noise import Slot, shard_slot, whole_slot
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers, so that parameters have the same names with and without."""
+    """The model inside DDP, DataParallel or torch.compile, with its own parameter names."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -26,7 +26,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 def is_sharded(p: Tensor) -> bool:
     """Whether a parameter is a DTensor, of which this process holds a part."""
-    # Importing the module would take longer than torch itself; unless it is, there are none.
+    # The import takes longer than that of torch; if nobody imported it, there are no DTensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(p, module.DTensor)
 
@@ -38,17 +38,17 @@ def sharding(p: Tensor) -> tuple[Any, tuple[Any, ...]]:
 
 
 def local(p: Tensor) -> Tensor:
-    """The weights that this process holds, as a plain tensor that shares their memory."""
+    """The weights of this process, as a plain tensor that shares their memory."""
     found: Any = p.detach()
     weights: Tensor = found.to_local() if is_sharded(found) else found
     return weights
 
 
 def reshard(params: Iterable[Tensor]) -> None:
-    """Let FSDP2 gather weights anew after their shards were written to.
+    """Let FSDP2 gather weights again after their shards were written to.
 
-    After a forward pass that no backward pass followed, as in evaluation, its outermost module
-    keeps the gathered weights and would go on computing with them.
+    After a forward pass without a backward pass, its outermost module keeps the gathered weights
+    and would use them again.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not any(map(is_sharded, params)):
@@ -77,7 +77,7 @@ def slots(params: Sequence[Tensor]) -> dict[Tensor, Slot]:
 
 
 def check_parameters(params: Sequence[Tensor]) -> None:
-    """Refuse parameters whose weights cannot be perturbed, with a sentence that names the first."""
+    """Raise a ValueError for the first parameter that cannot be perturbed."""
     seen: dict[int, int] = {}
     for index, p in enumerate(params):
         if is_lazy(p):

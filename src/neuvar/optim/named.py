@@ -1,4 +1,4 @@
-"""Neural variable optimizers by name, with the inner optimizer's own arguments."""
+"""NVRM around SGD, Adam and AdamW, with the arguments of torch's optimizers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ class NVRMSGD(_Named):
     """SGD with neural variability: the arguments of ``torch.optim.SGD`` and of :class:`NVRM`.
 
     Args:
-        params: the model, which then holds clean weights at any time; or parameters or parameter
-            groups, with ``model`` where the same is wanted.
+        params: the model, or parameters or parameter groups (then give ``model``, too).
         lr: learning rate.
         momentum: momentum factor.
         dampening: dampening of the momentum.
         weight_decay: added to the gradient, times the clean weights.
         nesterov: whether to use Nesterov momentum.
-        model: see :class:`NVRM`, as are all from here to ``ranks``.
+        model: see :class:`NVRM`, as for all arguments up to ``ranks``.
         b: scale of the noise, or "auto".
         std: standard deviation of the noise, in place of ``b``.
         noise: family of the noise.
@@ -51,7 +50,7 @@ class NVRMSGD(_Named):
         ranks: which noise each process has.
         maximize: maximize the loss.
         foreach: use torch's multi-tensor implementation.
-        fused: use torch's fused kernel; by default wherever there is one.
+        fused: use torch's fused kernel; by default where one exists.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = NVRMSGD(model, lr=0.1, momentum=0.9, b=0.05, seed=1)
@@ -96,14 +95,13 @@ class NVRMAdam(_Named):
     """Adam with neural variability: the arguments of ``torch.optim.Adam`` and of :class:`NVRM`.
 
     Args:
-        params: the model, which then holds clean weights at any time; or parameters or parameter
-            groups, with ``model`` where the same is wanted.
+        params: the model, or parameters or parameter groups (then give ``model``, too).
         lr: learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: added to the denominator.
         weight_decay: added to the gradient, times the clean weights.
         amsgrad: whether to use AMSGrad.
-        model: see :class:`NVRM`, as are all from here to ``ranks``.
+        model: see :class:`NVRM`, as for all arguments up to ``ranks``.
         b: scale of the noise, or "auto".
         std: standard deviation of the noise, in place of ``b``.
         noise: family of the noise.
@@ -114,7 +112,7 @@ class NVRMAdam(_Named):
         maximize: maximize the loss.
         foreach: use torch's multi-tensor implementation.
         capturable: safe to capture in a CUDA graph.
-        fused: use torch's fused kernel; by default wherever there is one.
+        fused: use torch's fused kernel; by default where one exists.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = NVRMAdam(model, lr=1e-3, b=0.03, noise="laplace")

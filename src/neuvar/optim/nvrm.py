@@ -24,55 +24,53 @@ RANKS = ("shared", "per_rank")
 
 
 class NVRM(Wrapper):
-    r"""Minimise the neural variable risk with any optimizer.
+    r"""Neural variable risk minimization with any optimizer.
 
     .. math:: \theta_t = \mathrm{inner}\big(\theta_{t-1},
               \nabla L(\theta_{t-1} + \epsilon_{t-1})\big), \qquad \epsilon_t \sim b \cdot
               \mathrm{noise}
 
-    Made with the model, the optimizer puts noise into the training forward passes alone: those in
-    training mode with gradients on. At any other time, and for anybody who looks, the model holds
-    :math:`\theta` to the bit. :meth:`step` updates :math:`\theta` (weight decay included) with the
-    gradient at :math:`\theta + \epsilon` and draws new noise. The first gradient is taken at
-    :math:`\theta_0` itself.
+    Given the model, the optimizer adds noise to forward passes in training mode with gradients on,
+    and to nothing else. The model holds the clean weights :math:`\theta` at any time. :meth:`step`
+    updates :math:`\theta` (with weight decay) by the gradient at :math:`\theta + \epsilon` and
+    draws new noise. The first gradient is taken at :math:`\theta_0`.
 
-    Made from parameters alone, it cannot know when the model is trained. The parameters then hold
-    :math:`\theta + \epsilon` between steps, as in the paper's code; look at them inside
-    :meth:`denoised`. Writes to weights that carry noise are refused at the next call, because noise
-    and weight cannot be told apart in them. Writes that bypass PyTorch's version counter, through
-    ``parameter.data`` or a NumPy view, are noticed when the noise is next taken off, and after
-    draws 1, 2, 4, 8 and so on; in replay mode they are not noticed.
+    Given parameters alone, the optimizer does not know when the model is trained. The parameters
+    then hold :math:`\theta + \epsilon` between steps, as in the paper's code. Evaluate, save and
+    change them inside :meth:`denoised`. The next call raises an error if weights were changed
+    elsewhere. Changes through ``parameter.data`` or a NumPy view are detected when the noise is
+    removed and after draws 1, 2, 4, 8 and so on; in replay mode they are not detected.
 
     Xie et al., "Artificial Neural Variability for Deep Learning", Neural Computation 2021.
 
     Args:
-        inner: any optimizer that evaluates the loss once a step.
+        inner: any optimizer that evaluates the loss once per step.
         model: the module that is trained, or one that wraps it (DDP, FSDP2, ``torch.compile``). It
             must have all parameters of ``inner`` whose b is not 0.
         b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b), or "auto" to
-            have it set while training; see :class:`neuvar.optim.auto_b.AutoB`. A parameter group
+            set it during training; see :class:`neuvar.optim.auto_b.AutoB`. A parameter group
             may have its own ``b`` and ``noise``; with 0 its weights get no noise, and neither do
             frozen weights. Both may be changed between steps and apply from the next draw on.
         std: standard deviation of the noise, in place of ``b``; also for a group.
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``.
-        seed: the noise is a function of it, of the number of the draw, and of the position of a
-            weight; the global generator is never touched. Two optimizers with the same seed draw
-            the same noise: give each of a pair, as of a GAN, its own.
-        mode: ``"exact"`` keeps the clean weights to the bit in a buffer as large as the
-            parameters; ``"replay"`` keeps no buffer and subtracts the noise again, which rounds
-            each weight twice a step: an error of at most one unit in the last place of
-            ``abs(θ) + abs(ε)``. Half precision needs ``"exact"``.
-        sampler: ``"table"`` reads a table of precomputed draws at a random place, ``"fresh"``
-            draws anew.
-        ranks: under data parallelism, ``"shared"`` gives every process the same noise and
-            ``"per_rank"`` each its own, so that the averaged gradient averages over noise, too.
+        seed: noise depends on the seed, the number of the draw and the position of a weight. The
+            global generator is not used. Two optimizers with the same seed draw the same noise:
+            use different seeds for the two networks of a GAN.
+        mode: ``"exact"`` keeps the clean weights to the bit, with a buffer as large as the
+            parameters. ``"replay"`` needs no buffer: it subtracts the noise again, with a rounding
+            error per step of at most one unit in the last place of ``abs(θ) + abs(ε)``. Half
+            precision needs ``"exact"``.
+        sampler: ``"table"`` reads a table of precomputed draws at a random offset; ``"fresh"``
+            draws new numbers.
+        ranks: under data parallelism, ``"shared"`` gives all processes the same noise.
+            ``"per_rank"`` gives each its own, so that the averaged gradient averages over noise.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> before = model.weight.detach().clone()
     >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, b=0.05)
     >>> for _ in range(2):
     ...     optimizer.zero_grad()
-    ...     model(torch.ones(3, 4)).sum().backward()  # from the second pass on at θ + ε
+    ...     model(torch.ones(3, 4)).sum().backward()  # at θ + ε, from the second step on
     ...     optimizer.step()
     >>> torch.allclose(model.weight, before - 2 * 0.1 * model.weight.grad)  # θ
     True
@@ -129,8 +127,8 @@ class NVRM(Wrapper):
         """Update the clean weights with the gradient at the perturbed ones, then draw new noise.
 
         Without gradients, or with lr=0, the noise is kept. A closure is called once, at the
-        perturbed weights; ``b="auto"`` takes the loss that it returns, unless the closure calls
-        :meth:`report_loss` itself.
+        perturbed weights. ``b="auto"`` uses the loss that it returns, unless the closure calls
+        :meth:`report_loss`.
         """
         loss = None if closure is None else self._closure_loss(closure)
         if not any(p.grad is not None for group in self.param_groups for p in group["params"]):
@@ -189,13 +187,13 @@ class NVRM(Wrapper):
         use(self._weights)
 
     def report_loss(self, loss: Tensor) -> None:
-        """Report a loss to ``b="auto"``, before its ``backward()``; no-op where b is a number.
+        """Report a loss to ``b="auto"``, before its ``backward()``; no-op if b is a number.
 
         Report each loss of a step, divided by the number of micro-batches or not. Gradient
-        scaling and clipping make no difference: gradients are looked at in the backward pass.
+        scaling and clipping make no difference.
 
         Args:
-            loss: one number, from which the gradients are computed.
+            loss: scalar tensor from which the gradients are computed.
 
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, b="auto")
@@ -217,7 +215,7 @@ class NVRM(Wrapper):
             self._reports.expect(loss)
 
     def _check_gradients(self) -> None:
-        """Drop reports whose gradients were dropped, and refuse gradients without a report."""
+        """Drop reports whose gradients were dropped; gradients without a report are an error."""
         groups, reports = self._auto_groups(), self._reports
         control = AutoB(*groups[0]["auto"])
         grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
@@ -271,13 +269,13 @@ class NVRM(Wrapper):
                 group["auto"] = tuple(AutoB(*group["auto"]).reset())
 
     def _read_reports(self) -> None:
-        """Move what was reported into the groups, where a checkpoint finds it."""
+        """Move the reports into the groups, which a checkpoint contains."""
         for group in self._auto_groups():
             group["auto"] = tuple(AutoB(*group["auto"]).accumulate(self._reports))
         self._reports.clear()
 
     def _auto_groups(self) -> list[dict[str, Any]]:
-        """The groups whose b sets itself; they share one control."""
+        """The groups with ``b="auto"``; they share one control."""
         return [group for group in self.param_groups if "auto" in group]
 
     @not_compiled()
@@ -299,7 +297,7 @@ class NVRM(Wrapper):
             )
         b = groups[0]["b"]
         if control.due:
-            # Weights of 1 make up the loss as it is; others are those of a scaler or of a mean.
+            # Weights other than 1 are those of a gradient scaler or of micro-batches.
             plain = control.new_weight == control.reported
             looks, weight = control.looks, 1.0 if plain else control.new_weight
             new = control.new_cost / weight, control.new_loss / weight, control.new_size
@@ -309,7 +307,7 @@ class NVRM(Wrapper):
         share(groups, b, tuple(control))
 
     def _agreed(self, cost: float, loss: float, size: float) -> tuple[float, float, float]:
-        """The mean over all processes, so that they go on with the same b."""
+        """The mean over all processes, so that they use the same b."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         count = torch.distributed.get_world_size() if distributed else 1
         if count > 1:
@@ -319,10 +317,10 @@ class NVRM(Wrapper):
         return cost, loss, size
 
     def resample(self, *, antithetic: bool = False) -> None:
-        """Replace the noise without a step, for example between the parts of a large batch.
+        """Draw new noise without a step, for example between the parts of a large batch.
 
         Args:
-            antithetic: turn the sign of the present noise instead of drawing fresh noise.
+            antithetic: negate the present noise instead of drawing new noise.
 
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), b=0.05)
@@ -344,12 +342,12 @@ class NVRM(Wrapper):
         self._record(draws)
 
     def accept_weights(self, params: Iterable[Tensor] | None = None) -> None:
-        """Take weights that were changed while they carried noise for clean ones.
+        """Accept weights that were changed while they carried noise as the clean weights.
 
-        The way on after such a change was refused. All others keep their clean weights.
+        Use it after an error about such a change. All other parameters keep their clean weights.
 
         Args:
-            params: which parameters; by default those that are found changed.
+            params: the parameters; by default those that were changed.
         """
         self._weights.accept(params)
 
@@ -367,9 +365,8 @@ class NVRM(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form.
 
-        It may be taken at any time. Of an optimizer made from parameters alone, it holds the clean
-        weights (in replay mode a fingerprint), so that it goes with a model's state whether that
-        was saved clean or perturbed.
+        An optimizer made from parameters alone saves the clean weights as well (in replay mode a
+        fingerprint), so that the model's state may be saved clean or perturbed.
         """
         self._weights.check_untouched()
         if self._auto_groups():
@@ -387,7 +384,7 @@ class NVRM(Wrapper):
         return dict(zip(self._own_keys(), values, strict=True))
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
-        """Recognise the weights that the model holds as those that the state was saved with."""
+        """Check that the model holds the weights that the state was saved with."""
         slots, rank = self._slots(), Draw(*self._options["drawn"]).rank
         # In a distributed checkpoint each parameter may have been written by another rank.
         writers = range(torch.distributed.get_world_size()) if self._ranks == "per_rank" else ()
@@ -402,11 +399,11 @@ class NVRM(Wrapper):
                 terms[p] = Term(slots[p], draw, b)
                 saved[p] = _values(state, self._own_keys()[1:], self._mode)
                 if self._weights.model is not None:
-                    continue  # its weights are clean, whichever they are
+                    continue  # its weights are clean
                 others = [Term(slots[p], draw._replace(rank=writer), b) for writer in writers]
                 assert isinstance(self._weights, NoisyParameters)
                 kinds[p] = self._weights.recognise(p, saved[p], terms[p], others)
-        # Each process goes on with the noise of its own rank, whoever saved the state.
+        # Each process uses the noise of its own rank, whichever rank saved the state.
         after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
         weights = self._weights
         if isinstance(weights, NoisyParameters) and weights.model is None:
@@ -428,9 +425,9 @@ class NVRM(Wrapper):
 
 
 def optimizer_of(model: nn.Module) -> NVRM:
-    """The NVRM optimizer that trains a model, the last one used if there are several.
+    """The NVRM optimizer of a model; if there are several, the last one used.
 
-    For places that know the model alone, or where a framework has wrapped the optimizer.
+    Use it where a framework has wrapped the optimizer, or where only the model is known.
 
     >>> from neuvar import NVRMSGD
     >>> model = nn.Linear(4, 2)

@@ -22,20 +22,20 @@ from neuvar.optim.noisy_parameters import NoisyParameters, end_other_noise, nois
 
 MAX_B = torch.finfo(torch.float32).max
 PREFIX = "nvrm_"
-"""Marks what is ours in a state dict, where the inner optimizer's state stands beside it."""
+"""Prefix of our keys in a state dict."""
 
 
 class Wrapper(Optimizer):
     """What all our optimizers share: the inner optimizer, its groups, and the counter of draws.
 
-    Parameter groups are the inner optimizer's own dictionaries, so schedulers and users see one
-    truth. To each we add ``b`` and ``noise``, which may be changed at any time, and ``drawn``, the
-    record of the noise last drawn (a plain tuple, see :class:`neuvar.noise.Draw`). State goes into
-    the inner optimizer's ``state`` never; in a state dict the two stand side by side.
+    Parameter groups are those of the inner optimizer, with three more keys: ``b`` and ``noise``,
+    which may be changed at any time, and ``drawn``, the last draw (a plain tuple, see
+    :class:`neuvar.noise.Draw`). The inner optimizer's ``state`` is not changed; a state dict
+    contains both states, ours under keys with a prefix.
     """
 
     controls_b = False
-    """Whether ``b="auto"`` is understood."""
+    """Whether ``b="auto"`` is supported."""
 
     inner: Optimizer
     _options: dict[str, Any]
@@ -78,8 +78,8 @@ class Wrapper(Optimizer):
             _check_model(model, groups)
         self._weights = noisy_weights(params, mode, model)
         end_other_noise(params, self._weights)
-        # The base initialiser would build groups and state of its own; ours are the inner's.
-        # Unpickling sets up hooks and the profiled step without that.
+        # Optimizer.__init__ would make its own groups and state; ours are those of the inner
+        # optimizer. Unpickling sets up hooks and the profiled step without it.
         own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
         self.__setstate__(own)
         self._adopt(inner.param_groups)
@@ -111,7 +111,7 @@ class Wrapper(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's state, for tools; each entry also names what is ours."""
+        """The inner optimizer's state; each entry also has our keys."""
         return _StateView(self.inner.state, self._own_keys())
 
     @state.setter
@@ -119,7 +119,7 @@ class Wrapper(Optimizer):
         self.inner.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer; its weights carry no noise until the next draw."""
+        """Add a group to the inner optimizer; its weights get noise from the next draw on."""
         group = self._options | {"std": None} | param_group
         params = group["params"]
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
@@ -150,10 +150,10 @@ class Wrapper(Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state: the inner optimizer's, the counters and the noise.
+        """Load a saved state: of the inner optimizer, the counters and the noise.
 
-        An optimizer made with its model takes it before or after the model's own state. One made
-        from parameters alone needs the model's weights first: they are compared with the state.
+        Load it before or after the model's state. An optimizer made from parameters alone needs
+        the model's state first.
         """
         found = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -192,10 +192,10 @@ class Wrapper(Optimizer):
 
     @contextmanager
     def denoised(self) -> Iterator[None]:
-        """Keep forward passes clean inside a ``with`` block; the very same noise comes back after.
+        """Keep forward passes clean inside a ``with`` block; the same noise is back afterwards.
 
-        An optimizer made from parameters alone also restores the clean weights meanwhile. What is
-        done to the weights inside is kept. Blocks may be nested.
+        An optimizer made from parameters alone restores the clean weights inside the block.
+        Changes to the weights inside are kept. Blocks may be nested.
         """
         reason = object()
         self._weights.hold(reason)
@@ -206,9 +206,9 @@ class Wrapper(Optimizer):
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
-        """Let all forward passes inside a ``with`` block see the present noise, in any mode.
+        """Add the present noise to all forward passes inside a ``with`` block, in any mode.
 
-        No-op for an optimizer made from parameters alone, whose weights carry noise anyway.
+        No-op for an optimizer made from parameters alone, whose weights carry noise already.
         """
         weights, before = self._weights, self._weights.always
         weights.always = True
@@ -219,16 +219,16 @@ class Wrapper(Optimizer):
 
     @property
     def has_noise(self) -> bool:
-        """Whether there is noise that :meth:`perturbed` shows, or that weights carry now."""
+        """Whether there is noise: before the first step, or with b=0, there is none."""
         weights = self._weights
         return bool(weights.eps if weights.model is not None else weights.carried)
 
     def eval(self) -> None:
-        """Restore the clean weights until :meth:`train` is called. May be called twice."""
+        """Use clean weights until :meth:`train` is called. Repeated calls are no-ops."""
         self._weights.hold("eval")
 
     def train(self) -> None:
-        """Put back the noise that :meth:`eval` took away. May be called twice."""
+        """Use noise again after :meth:`eval`. Repeated calls are no-ops."""
         self._weights.release("eval")
         use(self._weights)
 
@@ -236,10 +236,10 @@ class Wrapper(Optimizer):
         """Copy of the clean weights of a parameter, perturbed or not."""
         return self._weights.clean_copy(p)
 
-    # What a subclass fills in.
+    # Overridden by subclasses.
 
     def _own_keys(self) -> list[str]:
-        """Names of the state that is ours for each parameter; they begin with ``PREFIX``."""
+        """Our keys in the state of each parameter; they begin with ``PREFIX``."""
         return []
 
     def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Wrapper(Optimizer):
         return {}
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
-        """Refuse what cannot be loaded, before anything changes; return what takes it over."""
+        """Check our part of a state dict before anything changes; returns what loads it."""
         return lambda: None
 
     def _check_parameters(self, params: list[Tensor]) -> None:
@@ -259,7 +259,7 @@ class Wrapper(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _adopt(self, groups: list[dict[str, Any]]) -> None:
-        """Give groups their options: their own where they have them, the optimizer's otherwise."""
+        """Add missing options to groups."""
         for group in groups:
             if (std := group.pop("std", None)) is not None:
                 group["b"] = noise_.b_from_std(group.get("noise", self._options["noise"]), std)
@@ -312,10 +312,10 @@ class Wrapper(Optimizer):
 
 
 class _StateView(MutableMapping[Tensor, dict[str, Any]]):
-    """The inner optimizer's state with our keys named in each entry.
+    """The inner optimizer's state, with our keys added to each entry.
 
-    Distributed checkpointing learns from it which keys a flattened state has. Truth and length are
-    the inner state's, because tools take an empty one for "not begun"; what is written goes there.
+    Distributed checkpointing reads the keys of a flattened state from it. Length and writes are
+    those of the inner state; tools take an empty state for "not begun".
     """
 
     def __init__(self, inner: MutableMapping[Tensor, dict[str, Any]], keys: list[str]) -> None:
@@ -341,7 +341,7 @@ class _StateView(MutableMapping[Tensor, dict[str, Any]]):
 
 
 class _StateEntry(dict[str, Any]):
-    """A parameter's entry: what is written to the inner optimizer's part arrives there."""
+    """A parameter's entry; writes go to the inner optimizer's state."""
 
     def __init__(self, inner: MutableMapping[Tensor, Any], p: Tensor, keys: list[str]) -> None:
         super().__init__(inner.get(p, {}))
@@ -355,7 +355,7 @@ class _StateEntry(dict[str, Any]):
 
 
 def _tensors(params: Any) -> list[Tensor]:
-    """The parameters of a group, which may have names or be a single one."""
+    """The parameters of a group, with or without names, or a single one."""
     listed = [params] if isinstance(params, Tensor) else params
     return [p[1] if isinstance(p, tuple) else p for p in listed]
 
@@ -397,10 +397,10 @@ def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:
 
 
 def _checked_record(drawn: Sequence[Any]) -> Draw:
-    """The record of a draw from a state dict."""
+    """Validate a draw from a state dict."""
     types = tuple(map(type, drawn)) if isinstance(drawn, (tuple, list)) else ()
     if types != (int, int, str, int, str, int) or drawn[4] not in noise_.SAMPLERS:
-        raise ValueError(f"the state dict's 'drawn' is no record of a draw: {drawn!r}")
+        raise ValueError(f"the state dict's 'drawn' is not a valid draw: {drawn!r}")
     noise_.family(drawn[2])
     return Draw(*drawn)
 
