@@ -95,3 +95,9 @@ def test_tables_are_those_of_the_results():
         text = path.read_text(encoding="utf-8")
         assert "<!-- table summary -->" in text
         assert tool.filled(text) == text, f"{path.name} is out of date: run make report"
+
+
+def test_the_guide_shows_the_example_experiment():
+    code = (ROOT / "examples/my_experiment.py").read_text(encoding="utf-8")
+    code = code[code.index("import math") :]
+    assert code in (ROOT / "docs/add-your-own.md").read_text(encoding="utf-8")

@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from neuvar.data.batches import Augmentation, Batches, Normalization, normalization
     from neuvar.data.dataset import Dataset, Split, mnist_excerpt
     from neuvar.data.errors import DataError
-    from neuvar.data.loading import NAMES, cifar10, cifar100, fashion_mnist, load, mnist
+    from neuvar.data.loading import LOADERS, NAMES, cifar10, cifar100, fashion_mnist, load, mnist
 else:
     __getattr__, __dir__ = _attach(
         __name__,
         {
+            "LOADERS": "loading",
             "NAMES": "loading",
             "Augmentation": "batches",
             "Batches": "batches",
@@ -31,6 +32,7 @@ else:
     )
 
 __all__ = [
+    "LOADERS",
     "NAMES",
     "Augmentation",
     "Batches",

@@ -22,7 +22,10 @@ from neuvar.data.dataset import Dataset, mnist_excerpt, splits
 from neuvar.data.errors import DataError
 
 NAMES = ("mnist-excerpt", *ENTRIES, "cifar100-coarse")
-"""What :func:`load` knows."""
+"""The data sets that come with :func:`load`."""
+
+LOADERS: dict[str, Callable[[], Dataset]] = {"mnist-excerpt": mnist_excerpt}
+"""Further data sets by name: functions that return a :class:`Dataset`. You may add your own."""
 
 
 def load(
@@ -38,7 +41,8 @@ def load(
     ``neuvar`` in the user's cache folder.
 
     Args:
-        name: one of mnist-excerpt, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse.
+        name: one of mnist-excerpt, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, or a
+            name that you have added to ``LOADERS``.
         folder: folder of official files to look into first; default ``NEUVAR_DATA``.
         download: whether to download a data set that is not on this machine.
         progress: whether to show the progress of a download; by default on a terminal.
@@ -51,9 +55,9 @@ def load(
         >>> data.name, data.classes, len(data.train), len(data.test)
         ('mnist-excerpt', 10, 6000, 1000)
     """
-    _validate.one_of("name", name, NAMES)
-    if name == "mnist-excerpt":
-        return mnist_excerpt()
+    _validate.one_of("name", name, dict.fromkeys([*NAMES, *LOADERS]))
+    if name in LOADERS:
+        return LOADERS[name]()
     entry = ENTRIES[name.removesuffix("-coarse")]
     obtained = obtain(entry, folder=folder, download=download, progress=progress)
     if obtained.is_new:
