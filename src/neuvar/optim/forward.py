@@ -255,7 +255,7 @@ class ForwardNoise:
     def end_update(self, eps: Noise | None) -> None:
         """Continue with new noise after an update, or with the old."""
         if eps is not None:
-            self.eps, self.passes, self._perturbed = eps, 0, {}
+            self.eps, self.passes = eps, 0
 
     def replace(self, eps: Noise) -> None:
         """Continue with other noise."""
