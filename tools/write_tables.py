@@ -47,7 +47,7 @@ def summary() -> list[str]:
         for data in ("mnist", "cifar10")
     }
     flat = flatness_by_optimizer()
-    cleaning = [json.loads(line) for line in (RESULTS / "cleaning.jsonl").open()]
+    cleaning = lines("cleaning.jsonl")
     ranking = {
         way: [
             line["last"][way]["auroc"]
@@ -90,13 +90,17 @@ def trials(experiment: str, scale: str, metric: str, **fields: Any) -> dict[Any,
         if as_json(run).items() >= fields.items()
     }
     values: dict[Any, dict[int, float]] = {}
-    for text in (RESULTS / f"{scale}.jsonl").open():
-        line = json.loads(text)
+    for line in lines(f"{scale}.jsonl"):
         run = as_json(from_dict(line["run"]))
         if line["status"] == "finished" and setting(run) in planned:
             group = values.setdefault((run["optimizer"], run["b"]), {})
             group[run["seed"]] = line["last"][metric]
     return {key: list(group.values()) for key, group in values.items()}
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def as_json(run: Any) -> dict[str, Any]:

@@ -130,9 +130,7 @@ class BSchedule:
 
     def __init__(self, optimizer: Wrapper, rule: Rule) -> None:
         if not isinstance(optimizer, Wrapper):
-            raise ValueError(
-                f"optimizer must be one of neuvar's, got {type(optimizer).__name__}"
-            )
+            raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
         if any("auto" in group for group in optimizer.param_groups):
             raise ValueError("optimizer must have a number for b, got b='auto'")
         if not callable(rule):
