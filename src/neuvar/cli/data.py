@@ -98,32 +98,31 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     """The folders of this machine that hold a data set, each once."""
     from neuvar.data import cache, folders, loading  # imports torch
 
-    local = loading.find_locally(entry, folder)
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
-    found = [local, *(folders.find(entry, place) for place in system)]
+    paths = [loading.find_locally(entry, folder), *(folders.find(entry, p) for p in system)]
     try:
         if cache.has(entry):
-            found.append(cache.folder() / entry.name)
+            paths.append(cache.folder() / entry.name)
     except DataError as error:
         warnings.warn(str(error), stacklevel=2)
-    places: dict[Path, Path] = {}
-    for path in found:
+    unique: dict[Path, Path] = {}
+    for path in paths:
         if path is not None:
-            places.setdefault(path.resolve(), path)
-    return list(places.values())
+            unique.setdefault(path.resolve(), path)
+    return list(unique.values())
 
 
 def _verify(options: argparse.Namespace) -> int:
     """Read each copy and report all that are damaged."""
     from neuvar.data import cache, folders  # imports numpy
 
-    damaged = found = 0
+    damaged = copies = 0
     for entry in _entries(options.names) or ENTRIES.values():
         places = places_of(entry, options.data)
         if options.names and not places:
             raise DataError(f"{entry.name} is not on this machine; neuvar data get {entry.name}")
         for path in places:
-            found += 1
+            copies += 1
             try:
                 if path == cache.folder() / entry.name:
                     cache.read(entry)
@@ -134,6 +133,6 @@ def _verify(options: argparse.Namespace) -> int:
                 print(f"{entry.name}: {path} is damaged: {error}", file=sys.stderr)
             else:
                 print(f"{entry.name}: {path} is complete, every byte checked")
-    if not found:
+    if not copies:
         print("no data set is on this machine")
     return 2 if damaged else 0

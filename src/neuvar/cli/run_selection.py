@@ -26,22 +26,22 @@ WITHOUT_NAME = {*FIRST, "noise", "penalty", "fisher", "label_noise"}
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
     """Experiments by name or by file (.py), each once; the paper's for ``all`` or for no name."""
     names = [*names] or ["all"]
-    found = dict(EXPERIMENTS) if "all" in names else {}
+    chosen = dict(EXPERIMENTS) if "all" in names else {}
     for name in names:
         if name.endswith(".py"):
             experiment = ExperimentFile.read(name).load()
-            other = EXPERIMENTS.get(experiment.name) or found.get(experiment.name, experiment)
+            other = EXPERIMENTS.get(experiment.name) or chosen.get(experiment.name, experiment)
             if other.file != experiment.file:
                 raise ValueError(
                     f"{name} has the name of another experiment, {experiment.name}; rename the file"
                 )
-            found[experiment.name] = experiment
+            chosen[experiment.name] = experiment
         elif name in EXPERIMENTS:
-            found[name] = EXPERIMENTS[name]
+            chosen[name] = EXPERIMENTS[name]
         elif name != "all":
             known = ", ".join(EXPERIMENTS)
             raise ValueError(f"EXPERIMENT must be a .py file, all or one of {known}, got {name!r}")
-    return list(found.values())
+    return list(chosen.values())
 
 
 def runs_of(experiments: Iterable[Experiment], scale: Scale, trials: int) -> list[Run]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
@@ -30,14 +30,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """Time of a step of one method.
-
-    Attributes:
-        ratio: median over the rounds of the ratio to the plain optimizer.
-        low: lower quartile of the ratio.
-        high: upper quartile of the ratio.
-        milliseconds: median time.
-    """
+    """Median and quartiles of a step's time, relative to the plain optimizer, and its median."""
 
     ratio: float
     low: float
@@ -123,17 +116,17 @@ def _naive(network: str, batch: int, device: str) -> Step:
     noise = [torch.zeros_like(p) for p in params]
 
     @torch.no_grad()
-    def move(params: list[nn.Parameter], noise: list[Tensor], sign: float) -> None:
+    def add_noise(sign: float) -> None:
         for p, eps in zip(params, noise, strict=True):
             p.add_(eps, alpha=sign * B)
 
     def step() -> None:
         gradient()
-        move(params, noise, -1)
+        add_noise(-1)
         inner.step()
         for eps in noise:
             eps.normal_(generator=generator)
-        move(params, noise, 1)
+        add_noise(1)
 
     return step
 

@@ -131,7 +131,9 @@ class LocalPool:
         if run is None:
             return
         deaths = self._deaths.setdefault(run.key, [])
-        deaths.append(_cause_of_death(worker.process.exitcode))
+        code = worker.process.exitcode
+        killed = "its process was killed, perhaps because memory ran out"
+        deaths.append(killed if code == -signal.SIGKILL else f"its process ended with code {code}")
         line = self._results.recorded(run.key)
         if line is not None:  # recorded just before it died
             self._results.remove_checkpoints([run.key])
@@ -140,12 +142,6 @@ class LocalPool:
             self._tally.report("failed", run, 1.0, f"{deaths[-1]}, {len(deaths)} times")
         else:
             queue.push(run)
-
-
-def _cause_of_death(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "its process was killed, perhaps because memory ran out"
-    return f"its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
 
 
 @contextlib.contextmanager
