@@ -87,9 +87,13 @@ def clean(b: float, seed: int, **others: Any) -> Run:
 
 
 PROBLEMS = {
-    "mnist-pair": Problem("MNIST, pair 40 %", mnist_run, (0.0, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)),
-    "mnist-sym": Problem("MNIST, symmetric 60 %", symmetric, (0.0, 0.03, 0.04, 0.05, 0.06, 0.08)),
-    "cifar-pair": Problem("CIFAR-10, pair 40 %", cifar_run, (0.0, 0.02, 0.03, 0.04)),
+    "mnist-pair": Problem(
+        "MNIST, 40 % pair flips", mnist_run, (0.0, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
+    ),
+    "mnist-sym": Problem(
+        "MNIST, 60 % symmetric flips", symmetric, (0.0, 0.03, 0.04, 0.05, 0.06, 0.08)
+    ),
+    "cifar-pair": Problem("CIFAR-10, 40 % pair flips", cifar_run, (0.0, 0.02, 0.03, 0.04)),
     "permuted": Problem(
         "permuted MNIST, mean of five tasks",
         permuted,
@@ -98,7 +102,9 @@ PROBLEMS = {
         "mean_accuracy",
         "nvrm-adam",
     ),
-    "mnist-norm": Problem("MNIST, normalised pixels, pair 40 %", normalised, (0.0, 0.03, 0.05)),
+    "mnist-norm": Problem(
+        "MNIST, normalised pixels, 40 % pair flips", normalised, (0.0, 0.03, 0.05)
+    ),
     "mnist-clean": Problem("MNIST, clean labels", clean, (0.0, 0.03, 0.05)),
 }
 
@@ -169,7 +175,7 @@ def cost(rounds: int = 9, steps: int = 40) -> str:
                 times[b].append(time.perf_counter() - began)
         ratios = [a / f for a, f in zip(times["auto"], times[0.03], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
-    return f"Cost of a step, auto over a fixed b, median of {rounds} rounds: {', '.join(said)}."
+    return f"Time of a step relative to a fixed b, median of {rounds} rounds: {', '.join(said)}."
 
 
 def told(event: Any) -> None:
@@ -197,10 +203,10 @@ def main() -> None:
         ways = {0.0, problem.best(options.results), "auto"}
         new = [problem.run_of(b, seed) for b in ways for seed in NEW]
         sweep(new, path, workers=options.workers, watch=told)
-    columns = ("problem", "n", "plain", "best b", "auto", "auto less best", "of new seeds")
+    columns = ("problem", "n", "plain", "best b", "auto", "auto − best b", "new seeds only")
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     lines += [row(problem, options.results) for problem in PROBLEMS.values()]
-    said = "Accuracy in per cent, mean ± deviation; of differences, mean ± standard error."
+    said = "Test accuracy in %: mean ± standard deviation; differences: mean ± standard error."
     grids = "\n".join(grid_of(problem, options.results) for problem in PROBLEMS.values())
     text = f"{said}\n\n" + "\n".join(lines) + f"\n\nEvery b:\n\n{grids}\n\n{cost()}\n"
     (options.results / "auto.md").write_text(text)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -254,8 +253,7 @@ def cell(numbers: Sequence[float], digits: int = 3) -> str:
         return "–"
     mean = statistics.fmean(numbers)
     spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    text = f"{mean:.{digits}f}{spread}".replace(" ", "\N{NO-BREAK SPACE}")
-    return re.sub(r"\b0\.", ".", text)
+    return f"{mean:.{digits}f}{spread}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def head(*columns: str) -> list[str]:
@@ -267,21 +265,30 @@ def table(path: Path) -> str:
     found = collected(path)
     parts = [
         ["## Finding wrong labels", "", *judgements(found)],
-        ["## neuvar less cleanlab, seed by seed", "", *differences(found)],
-        ["## Training again, test accuracy in per cent", "", *trainings(found)],
+        ["## neuvar minus cleanlab, paired by seed", "", *differences(found)],
+        ["## Training again: test accuracy in %", "", *trainings(found)],
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
+NAMES = {"ours": "neuvar", "cleanlab on ours": "cleanlab on neuvar's"}
+
+
 def judgements(found: Any) -> list[str]:
-    columns = ("AUROC", "average precision", "precision", "recall", "error of the noise rate")
-    lines = head("labels", "way", "n", *columns)
+    columns = (
+        "AUROC",
+        "average precision",
+        "precision",
+        "recall",
+        "error of the estimated noise rate",
+    )
+    lines = head("labels", "method", "n", *columns)
     for row, ways in found.items():
         ways_shown = (("ours", 1), ("cleanlab", FOLDS), ("cleanlab, by margin", FOLDS))
         for way, cost in (*ways_shown, ("cleanlab on ours", 1)):
             seeds = ways.get(way, {})
             cells = " | ".join(cell([s[m] for s in seeds.values()]) for m in MEASURES)
-            name = f"{'neuvar' if way == 'ours' else way}, {cost} run{'s' * (cost > 1)}"
+            name = f"{NAMES.get(way, way)}, {cost} run{'s' * (cost > 1)}"
             name = name.replace(" ", "\N{NO-BREAK SPACE}")
             lines.append(f"| {title(row)} | {name} | {len(seeds)} | {cells} |")
     return lines
@@ -310,8 +317,8 @@ def differences(found: Any) -> list[str]:
 
 def trainings(found: Any) -> list[str]:
     corrected = ("corrected by cleanlab", "corrected by neuvar")
-    closed = ("of the gap closed: cleanlab", "neuvar")
-    lines = head("labels", "n", "as given", *corrected, "true", *closed)
+    closed = ("gap closed by cleanlab", "gap closed by neuvar")
+    lines = head("labels", "n", "given labels", *corrected, "true labels", *closed)
     order = ("given", "cleanlab", "ours", "true")
     for row, ways in found.items():
         seeds = sorted(set.intersection(*(set(ways.get(way, {})) for way in order)))
