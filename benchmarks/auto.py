@@ -103,7 +103,7 @@ PROBLEMS = {
         "nvrm-adam",
     ),
     "mnist-norm": Problem(
-        "MNIST, normalised pixels, 40 % pair flips", normalised, (0.0, 0.03, 0.05)
+        "MNIST, normalized pixels, 40 % pair flips", normalised, (0.0, 0.03, 0.05)
     ),
     "mnist-clean": Problem("MNIST, clean labels", clean, (0.0, 0.03, 0.05)),
 }
