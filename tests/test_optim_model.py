@@ -1100,12 +1100,48 @@ def test_interrupts_at_every_line_of_a_pass_leave_parameters_in_place():
     assert is_noisy(model, optimizer)
 
 
-def test_a_step_without_a_forward_pass_of_the_model_is_noticed():
-    model, optimizer = known()
+@modes
+def test_a_step_without_a_forward_pass_of_the_model_is_noticed(mode):
+    model, optimizer = known(mode)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with pytest.warns(UserWarning, match="no training forward pass of the model"):
         optimizer.step()
+
+
+def test_a_state_keeps_the_shape_of_a_buffer_that_shares_memory_with_a_parameter():
+    model = network()
+    model.register_buffer("row", model[0].weight.data[0])
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1, mode="replay")
+    train(model, optimizer, range(2))
+    model(batch(0)[0])  # puts the noise on
+    assert model.state_dict()["row"].shape == (5,)
+
+
+def test_an_evaluation_pass_inside_of_an_evaluation_pass_sees_clean_weights():
+    class Calls(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.first = nn.Linear(5, 5)
+            self.hidden = [other]  # not a submodule
+
+        def forward(self, x):
+            return self.hidden[0](self.first(x))
+
+    second = network()
+    both = nn.ModuleList([Calls(second), second])
+    optimizer = NVRMSGD(both, lr=0.1, b=0.1, mode="replay")
+    train(both[0], optimizer, range(2))
+    x, y = batch(0)
+    with torch.no_grad():
+        expected = both.eval()[0](x)
+    optimizer.zero_grad()
+    loss = (both.train()[0](x) - y).square().mean()
+    noisy = weights(both)
+    with torch.no_grad():
+        torch.testing.assert_close(both.eval()[0](x), expected)
+    assert same(weights(both), noisy)
+    loss.backward()
 
 
 def test_the_optimizer_of_a_model_is_found_through_it():
