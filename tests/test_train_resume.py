@@ -212,7 +212,7 @@ class TestBSchedule:
     def test_what_is_refused(self, tmp_path):
         path = tmp_path / "c.pt"
         self.trained(checkpoint=Checkpoint(path, every=0))
-        with pytest.raises(ValueError, match="is that of the rule"):
+        with pytest.raises(ValueError, match="has the rule"):
             self.trained(checkpoint=path, rule=Linear(99))
         model = network(dropout=True)
         opt = NVRMSGD(model.parameters(), lr=0.05, b=0.2)
