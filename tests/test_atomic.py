@@ -54,3 +54,9 @@ def test_no_file_is_replaced_before_all_are_on_disk(
         write_files(dict.fromkeys(paths, b"new"))
     assert [path.read_bytes() for path in paths] == [b"old", b"old"]
     assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_the_name_of_an_unfinished_file_begins_with_that_of_the_file(tmp_path: Path) -> None:
+    """So that what a killed process leaves is removed with the file."""
+    with replacing(tmp_path / "a.pt"):
+        assert len(list(tmp_path.glob("a.pt*"))) == 1

@@ -351,12 +351,12 @@ class TestCache:
     def test_leftovers_of_killed_processes_go_away(self, sets, cache_folder):
         entry, arrays = sets["mnist"]
         (cache_folder / "mnist").mkdir(parents=True)
-        old, young = cache_folder / "mnist" / ".x.1.part", cache_folder / "mnist" / ".x.2.part"
+        old, young = cache_folder / "mnist" / "x.1.part", cache_folder / "mnist" / "x.2.part"
         old.touch()
         young.touch()
         os.utime(old, (0, time.time() - 2 * cache.DAY))
         cache.store(entry, arrays)
-        assert left_behind(cache_folder) == [".x.2.part"]
+        assert left_behind(cache_folder) == ["x.2.part"]
 
     def test_folders_of_killed_downloads_go_away(self, cache_folder):
         for name, ages in {"old": (2, 2), "busy": (2, 0), "young": (0, 2)}.items():

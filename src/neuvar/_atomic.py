@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Until then, and after any failure, the old file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
             yield file

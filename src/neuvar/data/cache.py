@@ -63,7 +63,7 @@ def store(entry: Entry, arrays: Arrays) -> Path:
     path = folder() / entry.name
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _remove_old(path.glob(f".*{UNFINISHED}"))
+        _remove_old(path.glob(f"*{UNFINISHED}"))
         for key, array in entry.arrays.items():
             with replacing(path / array.file) as file:
                 file.write(idx.header(array.shape))
