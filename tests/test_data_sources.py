@@ -99,7 +99,10 @@ def forbid(monkeypatch, folder):
 
 
 def left_behind(folder):
-    return sorted(p.name for p in folder.rglob("*") if p.name.startswith("."))
+    unfinished = (
+        p.name for p in folder.rglob("*") if p.name.startswith(".") or p.suffix == ".part"
+    )
+    return sorted(unfinished)
 
 
 class TestFolder:
