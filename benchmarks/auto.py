@@ -78,7 +78,7 @@ def symmetric(b: float, seed: int, **others: Any) -> Run:
     return mnist_run(b, seed, label_noise="symmetric", noise_rate=0.6, **others)
 
 
-def normalised(b: float, seed: int, **others: Any) -> Run:
+def normalized(b: float, seed: int, **others: Any) -> Run:
     return mnist_run(b, seed, normalize="channel", **others)
 
 
@@ -103,7 +103,7 @@ PROBLEMS = {
         "nvrm-adam",
     ),
     "mnist-norm": Problem(
-        "MNIST, normalized pixels, 40 % pair flips", normalised, (0.0, 0.03, 0.05)
+        "MNIST, normalized pixels, 40 % pair flips", normalized, (0.0, 0.03, 0.05)
     ),
     "mnist-clean": Problem("MNIST, clean labels", clean, (0.0, 0.03, 0.05)),
 }

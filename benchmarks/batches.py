@@ -1,7 +1,7 @@
 """Images per second of ``neuvar.data.Batches`` beside a ``DataLoader`` over single images.
 
 Run it as ``python benchmarks/batches.py [--quick] [--out FILE] [--markdown FILE]``. All contenders
-give shuffled batches of CIFAR-10 with the same pad-4 crop, flip and normalisation.
+give shuffled batches of CIFAR-10 with the same pad-4 crop, flip and normalization.
 """
 
 from __future__ import annotations

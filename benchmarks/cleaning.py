@@ -173,7 +173,7 @@ class Trainings:
         return found
 
     def predicted(self, model: torch.nn.Module, part: Examples, rest: Examples) -> np.ndarray:
-        """Probabilities of examples, normalised as those that the network was trained on were."""
+        """Probabilities of examples, normalized as those that the network was trained on were."""
         batches = Batches((rest.inputs,), 500, shuffle=False, normalize=normalization(part.inputs))
         model.eval()
         with torch.no_grad(), autocast(torch.device("cpu"), self.run.precision):

@@ -4,7 +4,7 @@
 
 Permuted MNIST as in the paper: 784-1024-1024-10, batch 256, one epoch a task, one optimizer for all
 tasks, accuracy of all tasks seen after each. By hand: plain PyTorch, every task's images as
-normalised floats in memory. The same optimizer, weights and batches in both, which end with the
+normalized floats in memory. The same optimizer, weights and batches in both, which end with the
 same weights to the bit; both take turns, and the ratio is the median over the rounds.
 """
 

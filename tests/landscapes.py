@@ -47,7 +47,7 @@ def classes(n: int = 60, features: int = 5, seed: int = 0) -> tuple[Tensor, Tens
 
 
 def classifier(seed: int = 0, features: int = 5) -> nn.Sequential:
-    """A small network for them, with dropout and batch normalisation."""
+    """A small network for them, with dropout and batch normalization."""
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(features, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.5), nn.Linear(7, 3)

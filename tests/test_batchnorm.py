@@ -1,4 +1,4 @@
-"""Statistics of batch normalisation are estimated at the clean weights."""
+"""Statistics of batch normalization are estimated at the clean weights."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class TestHowItTrains:
         other = find_label_issues(model, (x, y), b=0.01, **QUICK)
         assert (one.probabilities == other.probabilities).all()
 
-    def test_batch_normalisation_and_one_example_too_many(self):
+    def test_batch_normalization_and_one_example_too_many(self):
         x, y, _ = blobs(n=65)
         model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
         found = find_label_issues(model, (x, y), b=0.01, **QUICK)

@@ -358,7 +358,7 @@ class TestPath:
 
 
 class Wobbly(nn.Module):
-    """Batch normalisation, and dropout, which reads the global generator."""
+    """Batch normalization, and dropout, which reads the global generator."""
 
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ def split(n=50):
 
 
 def pixels(batch):
-    """A batch without normalisation as whole numbers again."""
+    """A batch without normalization as whole numbers again."""
     return (batch * 255).round().to(torch.uint8)
 
 
@@ -90,7 +90,7 @@ class TestNormalization:
         assert torch.equal(normalization(x[:, 0]).mean, normalization(x).mean)
         assert normalization(x[:, 0], mean="pixel").mean.shape == (1, 8, 8)
 
-    def test_normalised_training_data_have_mean_0_and_deviation_1(self):
+    def test_normalized_training_data_have_mean_0_and_deviation_1(self):
         x = images(400)
         labels = torch.zeros(400)
         (result, _) = next(
@@ -154,12 +154,12 @@ class TestBatches:
         assert len(shown.unique()) == len(shown) == (50 // size * size if drop_last else 50)
         assert torch.equal(shown, batches.order(0)[: len(shown)])
 
-    def test_images_are_in_0_to_1_without_normalisation(self):
+    def test_images_are_in_0_to_1_without_normalization(self):
         data = split()
         x, _ = next(Batches(data, 50, shuffle=False).epoch(0))
         torch.testing.assert_close(x, data.images.float() / 255)
 
-    def test_normalisation_is_the_formula(self):
+    def test_normalization_is_the_formula(self):
         data = split()
         result = normalization(data.images)
         x, _ = next(Batches(data, 50, shuffle=False, normalize=result).epoch(0))

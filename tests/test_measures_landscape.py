@@ -349,7 +349,7 @@ def test_other_precisions(dtype):
     assert same(before, [p.detach() for p in model.parameters()])
 
 
-def test_statistics_of_batch_normalisation():
+def test_statistics_of_batch_normalization():
     model, data = classifier(), classes()
     kept = neural_variability(model, cross_entropy, data, b=0.3)
     anew = neural_variability(model, cross_entropy, data, b=0.3, batchnorm="reestimate")

@@ -49,7 +49,7 @@ def linear(inputs, outputs):
 
 
 def conv(inputs, outputs, kernel):
-    """Weights of a convolution without bias, scale and shift of its normalisation."""
+    """Weights of a convolution without bias, scale and shift of its normalization."""
     return kernel**2 * inputs * outputs + 2 * outputs
 
 

@@ -579,7 +579,7 @@ def test_gradient_checkpointing(reentrant, where, between):
     assert same(*found)
 
 
-def test_parametrized_and_normalised_weights():
+def test_parametrized_and_normalized_weights():
     parametrizations = torch.nn.utils.parametrizations
     for wrap in (parametrizations.weight_norm, parametrizations.orthogonal):
         found = []

@@ -158,8 +158,8 @@ class _Problem:
         norms = [m for m in model.modules() if isinstance(m, _NormBase)]
         if any(isinstance(norm, _BatchNorm) or norm.track_running_stats for norm in norms):
             raise ValueError(
-                "the model has batch normalisation or the like, whose statistics come from the "
-                "data and carry no noise, so no PAC-Bayes bound holds; use another normalisation"
+                "the model has batch normalization or the like, whose statistics come from the "
+                "data and carry no noise, so no PAC-Bayes bound holds; use another normalization"
             )
         return Landscape(
             model,
@@ -258,7 +258,7 @@ def pac_bayes(
     before the data are seen.
 
     Args:
-        model: Any module without batch normalisation, for which no such bound holds.
+        model: Any module without batch normalization, for which no such bound holds.
         data: The training data, as for :func:`neuvar.neural_variability`.
         b: Scale of the noise, or several.
         sigma: Standard deviation of the prior, or several.

@@ -41,7 +41,7 @@ class Variability:
         antithetic: Whether each draw was used with both signs; a pair is one sample.
         noise: Family of the noise.
         relative_to: Whether b is relative to the size of each ``"tensor"`` or ``"filter"``.
-        batchnorm: ``"keep"``, ``"reestimate"``, or ``"absent"`` without batch normalisation.
+        batchnorm: ``"keep"``, ``"reestimate"``, or ``"absent"`` without batch normalization.
         clean_accuracy: Accuracy at the model's own weights; nan without classes.
         accuracy: Mean accuracy at perturbed weights, or None.
     """

@@ -33,14 +33,14 @@ def is_sharded(p: Tensor) -> bool:
 
 def sharding(p: Tensor) -> tuple[Any, tuple[Any, ...]]:
     """Device mesh and placements of a sharded parameter."""
-    found: Any = p
-    return found.device_mesh, found.placements
+    tensor: Any = p
+    return tensor.device_mesh, tensor.placements
 
 
 def local(p: Tensor) -> Tensor:
     """The weights of this process, as a plain tensor that shares their memory."""
-    found: Any = p.detach()
-    weights: Tensor = found.to_local() if is_sharded(found) else found
+    tensor: Any = p.detach()
+    weights: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return weights
 
 

@@ -172,7 +172,7 @@ class Exact:
             self._buffer(p).copy_(local(p))
         return (self._buffers[p],)
 
-    def recognise(self, p: Tensor, weights: Tensor, saved: Sequence[Any], term: Term) -> str | None:
+    def recognize(self, p: Tensor, weights: Tensor, saved: Sequence[Any], term: Term) -> str | None:
         """Whether weights are the saved "noisy" or "clean" ones, or neither (None)."""
         clean = local(saved[0]).to(weights)
         if clean.shape != weights.shape:
@@ -182,11 +182,11 @@ class Exact:
         return "clean" if same_bits(weights, clean) else None
 
     def load_clean(self, p: Tensor, saved: Sequence[Any], term: Term) -> None:
-        """Make weights clean that were recognised as noisy."""
+        """Make weights clean that were recognized as noisy."""
         local(p).copy_(local(saved[0]))
 
     def load_noisy(self, p: Tensor, saved: Sequence[Any], term: Term, *, noisy: bool) -> None:
-        """Perturb weights that were recognised, unless they are noisy already."""
+        """Perturb weights that were recognized, unless they are noisy already."""
         self._buffer(p).copy_(local(saved[0]))
         self.write({p: term})
 
@@ -242,7 +242,7 @@ class Replay(Exact):
         clean = add_noise(weights, term, out=torch.empty_like(weights), factor=-1)
         return _fingerprint(p, clean), noisy
 
-    def recognise(self, p: Tensor, weights: Tensor, saved: Sequence[Any], term: Term) -> str | None:
+    def recognize(self, p: Tensor, weights: Tensor, saved: Sequence[Any], term: Term) -> str | None:
         clean, noisy = saved
         return {noisy: "noisy", clean: "clean"}.get(_fingerprint(p, weights))
 
@@ -572,7 +572,7 @@ class NoisyParameters:
         with torch.no_grad():
             return self.keep.saved(p, self.carried.get(p))
 
-    def recognise(
+    def recognize(
         self, p: Tensor, saved: Sequence[Any], term: Term, others: Iterable[Term] = ()
     ) -> str | None:
         """Whether a parameter holds the "noisy" or "clean" weights of a checkpoint.
@@ -581,9 +581,9 @@ class NoisyParameters:
         differ altogether, and are kept as they are (None).
         """
         with torch.no_grad():
-            kind = self.keep.recognise(p, local(p), saved, term)
+            kind = self.keep.recognize(p, local(p), saved, term)
             for other in others:
-                kind = kind or self.keep.recognise(p, local(p), saved, other)
+                kind = kind or self.keep.recognize(p, local(p), saved, other)
         if kind is None and not self.holds:
             raise ValueError(
                 f"parameter {term.slot.number} of shape {tuple(p.shape)} holds neither the clean "
@@ -600,7 +600,7 @@ class NoisyParameters:
         before: Noise,
         after: Noise,
     ) -> None:
-        """Load a checkpoint; weights recognised as noisy carry ``before``."""
+        """Load a checkpoint; weights recognized as noisy carry ``before``."""
         noisy = {p for p, kind in kinds.items() if kind == "noisy"}
         with torch.no_grad():
             for p in self.carried.keys() - noisy:

@@ -311,9 +311,9 @@ class NVRM(Wrapper):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         count = torch.distributed.get_world_size() if distributed else 1
         if count > 1:
-            found = torch.tensor([cost, loss, size], device=self._parameters()[0].device)
-            torch.distributed.all_reduce(found)
-            cost, loss, size = (found / count).tolist()
+            sums = torch.tensor([cost, loss, size], device=self._parameters()[0].device)
+            torch.distributed.all_reduce(sums)
+            cost, loss, size = (sums / count).tolist()
         return cost, loss, size
 
     def resample(self, *, antithetic: bool = False) -> None:
@@ -402,7 +402,7 @@ class NVRM(Wrapper):
                     continue  # its weights are clean
                 others = [Term(slots[p], draw._replace(rank=writer), b) for writer in writers]
                 assert isinstance(self._weights, NoisyParameters)
-                kinds[p] = self._weights.recognise(p, saved[p], terms[p], others)
+                kinds[p] = self._weights.recognize(p, saved[p], terms[p], others)
         # Each process uses the noise of its own rank, whichever rank saved the state.
         after = {p: t._replace(draw=t.draw._replace(rank=rank)) for p, t in terms.items()}
         weights = self._weights
@@ -436,10 +436,10 @@ def optimizer_of(model: nn.Module) -> NVRM:
     >>> optimizer_of(model).report_loss(loss)
     """
     params = set(model.parameters())
-    found = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
-    if not found:
+    optimizers = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
+    if not optimizers:
         raise ValueError("no NVRM optimizer has parameters of this model")
-    return max(found, key=lambda optimizer: optimizer._weights.used)
+    return max(optimizers, key=lambda optimizer: optimizer._weights.used)
 
 
 _OPTIMIZERS: weakref.WeakSet[NVRM] = weakref.WeakSet()
@@ -462,5 +462,5 @@ def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:
 def _own_rank() -> int:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed:
-        raise ValueError("ranks='per_rank' needs an initialised torch.distributed process group")
+        raise ValueError("ranks='per_rank' needs an initialized torch.distributed process group")
     return torch.distributed.get_rank()

@@ -138,16 +138,16 @@ class Wrapper(Optimizer):
         """State of the inner optimizer and of the noise, in torch's usual form."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        found = self.inner.state_dict()
-        state = dict(found["state"])
+        result = self.inner.state_dict()
+        state = dict(result["state"])
         everything = [(group, p) for group in self.param_groups for p in group["params"]]
         for pid, (group, p) in enumerate(everything):
             if own := self._own_state(p, group):
                 state[pid] = {**state.get(pid, {}), **own}
-        found = {**found, "state": state}
+        result = {**result, "state": state}
         for post_hook in self._optimizer_state_dict_post_hooks.values():
-            found = post_hook(self, found) or found
-        return found
+            result = post_hook(self, result) or result
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state: of the inner optimizer, the counters and the noise.
@@ -155,15 +155,15 @@ class Wrapper(Optimizer):
         Load it before or after the model's state. An optimizer made from parameters alone needs
         the model's state first.
         """
-        found = state_dict.copy()
+        state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            found = pre_hook(self, found) or found
-        self._load(found)
+            state_dict = pre_hook(self, state_dict) or state_dict
+        self._load(state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _load(self, found: dict[str, Any]) -> None:
-        groups = found["param_groups"]
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        groups = state_dict["param_groups"]
         if any("drawn" not in group for group in groups):
             raise ValueError(
                 f"the state dict is not one of {type(self).__name__}: its groups have no 'drawn'; "
@@ -180,11 +180,11 @@ class Wrapper(Optimizer):
             if "auto" in group:
                 auto_b.checked(group["auto"])
         ids = [pid for group in groups for pid in group["params"]]
-        own = [_part(found["state"].get(pid, {}), ours=True) for pid in ids]
+        own = [_part(state_dict["state"].get(pid, {}), ours=True) for pid in ids]
         draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
         accept = self._check_own_state(own, draws)
-        theirs = {pid: _part(value, ours=False) for pid, value in found["state"].items()}
-        self.inner.load_state_dict({**found, "state": {k: v for k, v in theirs.items() if v}})
+        theirs = {pid: _part(value, ours=False) for pid, value in state_dict["state"].items()}
+        self.inner.load_state_dict({**state_dict, "state": {k: v for k, v in theirs.items() if v}})
         rank = Draw(*self._options["drawn"]).rank
         self._record([Draw(*group["drawn"])._replace(rank=rank) for group in groups])
         accept()
