@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 mpl.use("Agg")
 
-FIXED, AUTO = "#0072B2", "#D55E00"  # distinguishable with any kind of colour vision
+FIXED, AUTO = "#0072B2", "#009E73"  # the first is NVRM in all figures; both suit colour blindness
 Mean = tuple[float, float]  # mean and standard deviation
 
 

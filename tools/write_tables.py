@@ -18,6 +18,7 @@ from neuvar.experiments.run_spec import as_dict, from_dict
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
 
 
@@ -165,12 +166,14 @@ def cost() -> list[str]:
 def percent(values: Iterable[float]) -> str:
     listed = list(values)
     # The mean first, as in the tables of ``neuvar report``: the last digit may depend on it.
-    return f"{100 * statistics.fmean(listed):.1f} ± {100 * statistics.stdev(listed):.1f} %"
+    mean, deviation = 100 * statistics.fmean(listed), 100 * statistics.stdev(listed)
+    return f"{mean:.1f} ± {deviation:.1f} %".replace(" ", NO_BREAK)
 
 
 def plain(values: Iterable[float], digits: int) -> str:
     listed = list(values)
-    return f"{statistics.fmean(listed):.{digits}f} ± {statistics.stdev(listed):.{digits}f}"
+    mean, deviation = statistics.fmean(listed), statistics.stdev(listed)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}".replace(" ", NO_BREAK)
 
 
 def count(values: Iterable[float]) -> int:
