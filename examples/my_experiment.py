@@ -48,7 +48,9 @@ def table(results):
 # 4. The verdict: do the results support the claim?
 def check(results):
     nvrm, sgd = ex.matching(results, b=0.05), ex.matching(results, b=0.0)
-    return ex.judge("NVRM-SGD − SGD.", [ex.compare("test accuracy", nvrm, sgd, "test_accuracy")])
+    return ex.judge(
+        "NVRM-SGD against SGD", [ex.compare("test accuracy", nvrm, sgd, "test_accuracy")]
+    )
 
 
 EXPERIMENT = ex.Experiment(

@@ -73,6 +73,10 @@ function extend(least = drawn + PORTION) {
   drawn = end;
   get("more").hidden = drawn >= fitting.length;
   get("more").textContent = `Show more (${count(fitting.length - drawn)} left)`;
+  const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
+  const shown = drawn === cards.length ? `All ${count(drawn)}` : `${count(drawn)} of ${count(cards.length)}`;
+  const text = cards.length ? `${shown} examples on this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
+  get("shown").textContent = `${text}${rest}.`;
 }
 
 function fits(card, words) {
@@ -93,10 +97,6 @@ function apply() {
   extend();
   setCurrent(fitting[0] ?? null);
   const filtered = ["given", "suggested", "decided", "search"].some((id) => get(id).value !== "");
-  const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
-  const shown = filtered ? `${count(fitting.length)} of ${count(cards.length)}` : `All ${count(cards.length)}`;
-  const text = cards.length ? `${shown} examples on this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
-  get("shown").textContent = `${text}${rest}.`;
   get("clear").hidden = !filtered;
   get("nothing").hidden = fitting.length > 0 || !cards.length;
   for (const id of ["accept-all", "reject-all"]) get(id).disabled = !fitting.length;
@@ -157,7 +157,7 @@ function startGrid() {
     apply();
   });
   get("more").addEventListener("click", () => { const next = drawn; extend(); setCurrent(fitting[next], true); });
-  const open = () => fitting.filter((card) => !decisions.has(card.index));
+  const open = () => fitting.slice(0, drawn).filter((card) => !decisions.has(card.index));
   get("accept-all").addEventListener("click", () => decide(open().map((card) => [card, card.suggested])));
   get("reject-all").addEventListener("click", () => decide(open().map((card) => [card, card.given])));
   const list = get("grid"), of = (event) => byIndex.get(Number(event.target.closest(".card")?.dataset.index));

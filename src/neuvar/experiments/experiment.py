@@ -44,7 +44,7 @@ class Experiment:
     table: Callable[[Sequence[Result]], Table]
     check: Callable[[Sequence[Result]], Verdict]
     panels: Callable[[Sequence[Result]], list[Panel]] = lambda results: []
-    settings: Callable[[Scale], str] = "Scale {}.".format
+    settings: Callable[[Scale], str] = lambda scale: ""
     name: str = ""
     number: str = ""
     source: str = ""

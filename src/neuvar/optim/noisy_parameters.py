@@ -29,9 +29,14 @@ REST = "rest"
 
 
 @contextmanager
-def held_clean(params: Iterable[Tensor]) -> Iterator[None]:
-    """Keep parameters, and forward passes with them, free of noise inside a ``with`` block."""
-    owners = noise_owners(params)
+def held_clean(params: Iterable[Tensor], *, even_if_perturbed: bool = True) -> Iterator[None]:
+    """Keep parameters, and forward passes with them, free of noise inside a ``with`` block.
+
+    Args:
+        params: the parameters.
+        even_if_perturbed: also inside of ``optimizer.perturbed()``.
+    """
+    owners = [o for o in noise_owners(params) if even_if_perturbed or not o.always]
     reason = object()
     try:
         for owner in owners:

@@ -125,7 +125,9 @@ def _finding(finding: Finding) -> list[str]:
     if finding.diverged:
         lost = diverged_runs(finding.diverged, finding.results)
         parts += ["Diverged:", "\n".join(f"- {escape(a)}: {escape(b)}" for a, b in lost)]
-    parts += [escape(e.settings(finding.scale)), f"```sh\n{finding.command}\n```"]
+    if settings := escape(e.settings(finding.scale)):
+        parts.append(settings)
+    parts += [f"```sh\n{finding.command}\n```"]
     pairs = [f"{name}: {value}" for name, value in provenance(finding.results)]
     parts.append(escape("; ".join(pairs)) + ".")
     return parts

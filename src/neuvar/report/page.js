@@ -54,7 +54,7 @@ function filtering() {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === verdict));
     get("nothing").hidden = count > 0;
     get("shown").textContent =
-      count === claims.length ? `Showing all ${count} claims.` : `Showing ${count} of ${claims.length} claims.`;
+      count === claims.length ? `Showing ${count === 1 ? "one claim" : `all ${count} claims`}.` : `Showing ${count} of ${claims.length} claims.`;
   }
   function clear() {
     search.value = scale.value = verdict = "";

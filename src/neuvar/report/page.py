@@ -38,12 +38,24 @@ SUMMARY_HEADS = (
 )
 
 
+LEAD = """<p class="lead">The paper claims that such networks are more robust to weight noise,
+memorize fewer wrong labels and forget less. This page compares each claim with our measurements,
+whether they agree or not.</p>"""
+SOURCE = (
+    "The claims are from Z. Xie et al., “Artificial Neural Variability for Deep Learning”, Neural "
+    "Computation, 2021. "
+)
+
+
 def page(claims: Sequence[Claim]) -> str:
     """All claims as a page. All text is escaped, and the page may load nothing."""
     around = [None, *(claim.experiment for claim in claims), None]
     sections = [_claim(c, around[i], around[i + 2]) for i, c in enumerate(claims)]
+    of_paper = any(claim.experiment.source for claim in claims)
     filled = fill(
         "neuvar.report",
+        lead=LEAD if of_paper else "",
+        source=SOURCE if of_paper else "",
         origin=_origin(claims),
         filters=_filters(claims),
         summary=_summary(claims),
@@ -170,6 +182,7 @@ def _finding(finding: Finding, claim: str) -> str:
         links = f'<a href="{file}.svg">SVG</a>, <a href="{file}.png">PNG</a>'
         files = f"<dt>Figure for print</dt><dd>{links}, in the folder of this page</dd>"
     settings = escape(finding.experiment.settings(finding.scale))
+    settings = _details("Settings", f'<p class="settings">{settings}</p>') if settings else ""
     return f"""<article class="finding" id="{name}" aria-labelledby="{name}-title"
 data-claim="{claim}" data-verdict="{verdict.outcome}" data-scale="{finding.scale}">
 <header><h3 id="{name}-title">{SCALE_TITLES[finding.scale]}{
@@ -184,7 +197,7 @@ data-claim="{claim}" data-verdict="{verdict.outcome}" data-scale="{finding.scale
     }.</p>
 {_command(finding.command)}
 {lost}
-{_details("Settings", f'<p class="settings">{settings}</p>')}
+{settings}
 {_details("Origin of the numbers", f"<dl>{_pairs(provenance(finding.results))}{files}</dl>")}
 </article>"""
 

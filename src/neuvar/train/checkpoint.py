@@ -79,7 +79,7 @@ class Checkpoint:
             ) from error
         known = isinstance(content, dict) and content.get("format") == FORMAT
         if not known or not all(isinstance(content.get(n), dict) for n in ("outer", "fit")):
-            raise ValueError(f"{self.path} is not a checkpoint of this version; remove it")
+            raise ValueError(f"{self.path} is not a checkpoint of this version of neuvar's fit()")
         self.outer, self._saved = content["outer"], content["fit"]
         return True
 

@@ -21,6 +21,7 @@ from neuvar.measures.loss_and_accuracy import (
     half_to_float,
     weighted_mean,
 )
+from neuvar.optim.noisy_parameters import held_clean
 from neuvar.optim.wrapper import Wrapper
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,7 +63,8 @@ def evaluate(
     Args:
         model: the network; batches are moved to its device.
         batches: pairs of inputs and labels, such as :class:`neuvar.data.Batches`.
-        optimizer: its noise is removed during the evaluation; None uses the weights as they are.
+        optimizer: its noise is removed during the evaluation, as is that of any neuvar optimizer
+            with parameters of the model.
         loss: a mean over the examples of a batch.
         precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
         **arguments: for the model's forward pass, such as the task of a multi-head network.
@@ -76,7 +78,8 @@ def evaluate(
     device = device_of(model)
     autocast(device, precision)  # refuses an unknown precision before anything else
     losses, weights, predictions, correct = [], [], [], []
-    with torch.no_grad(), clean_weights(optimizer), eval_mode(model):
+    clean = held_clean(model.parameters(), even_if_perturbed=False)
+    with torch.no_grad(), clean_weights(optimizer), clean, eval_mode(model):
         for inputs, labels, *_ in batches:
             if not len(labels):
                 continue  # the mean loss of an empty batch is nan
