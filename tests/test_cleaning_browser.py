@@ -86,7 +86,7 @@ def worst_of(one, given, suggested):
 class TestSeen:
     def test_head(self, page, one):
         assert page.title() == "Labels of pets.npz"
-        assert page.locator("h1").inner_text() == "Which labels of pets.npz are wrong?"
+        assert page.locator("h1").inner_text() == "Which labels of “pets.npz” are wrong?"
         figures = page.locator(".figures dd").all_inner_texts()
         assert figures[0].split() == ["400", "in", "4", "classes"]
         assert figures[1].startswith(str(one.flagged))

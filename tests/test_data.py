@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from neuvar import labels
 from neuvar.data import Split, mnist_excerpt
 
 ROOT = Path(__file__).parents[1]
@@ -100,3 +101,13 @@ def test_maker_refuses_other_files(maker, tmp_path):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"not the canonical bytes")
     with pytest.raises(SystemExit, match="not the canonical file"):
         maker.excerpt(tmp_path)
+
+
+def test_a_split_is_made_of_tensors():
+    images, y = torch.zeros(4, 2, 2, dtype=torch.uint8), torch.arange(4) % 2
+    noisy = labels.pair(y, 0.5, classes=2, seed=0)
+    with pytest.raises(
+        ValueError, match=r"labels must be a tensor, got NoisyLabels; use its \.noisy"
+    ):
+        Split(images, noisy)
+    assert len(Split(images, noisy.noisy)) == 4

@@ -810,3 +810,8 @@ X, Y = torch.ones(1000, 2), BALANCED
 def test_bad_input_gets_a_sentence(act, sentence):
     with pytest.raises(ValueError, match=sentence):
         act()
+
+
+def test_noisy_labels_print_as_one_line():
+    noisy = labels.pair([0, 1, 2, 0, 1, 2], 0.5, classes=3, seed=0)
+    assert repr(noisy) == f"NoisyLabels(6 labels, 3 of them wrong, hash {noisy.hash[:8]})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,10 +61,10 @@ def _report(options: argparse.Namespace) -> int:
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
     claims = gather(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):
-        what = " ".join(e.argument for e in chosen) if options.names else "all"
-        raise ValueError(
-            f"{options.results} has no results to report; run them with: neuvar run {what}"
-        )
+        what = [e.argument for e in chosen] if options.names else ["all"]
+        scale = ["--scale", options.scale] if options.scale else []
+        command = shlex.join(["neuvar", "run", *what, *scale])
+        raise ValueError(f"{options.results} has no results to report; run them with: {command}")
     report = write_claims(claims, options.out)
     print(*verdicts(claims), sep="\n")
     every = claims

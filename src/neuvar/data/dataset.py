@@ -26,6 +26,11 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        value: Any
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                hint = "; use its .noisy" if hasattr(value, "noisy") else ""
+                raise ValueError(f"{name} must be a tensor, got {type(value).__name__}{hint}")
         if len(self.images) != len(self.labels):
             lengths = f"{len(self.images)} and {len(self.labels)}"
             raise ValueError(f"images and labels must have the same length, got {lengths}")

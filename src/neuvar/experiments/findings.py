@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from neuvar._validate import one_of
 from neuvar.experiments.run_spec import Run
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
@@ -136,6 +137,7 @@ class Result:
 
     def last(self, name: str) -> float:
         """A metric at the end."""
+        one_of("metric", name, self.line["last"])
         return _number(self.line["last"][name])
 
     def best(self, name: str) -> float:

@@ -49,6 +49,10 @@ class NoisyLabels:
     def __len__(self) -> int:
         return len(self.noisy)
 
+    def __repr__(self) -> str:
+        wrong = "" if self.mask is None else f", {int(self.mask.sum())} of them wrong"
+        return f"NoisyLabels({len(self)} labels{wrong}, hash {self.hash[:8]})"
+
 
 def make_result(
     noisy: Tensor, clean: Tensor | None, *, classes: int, provenance: dict[str, Any]
