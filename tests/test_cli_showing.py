@@ -147,6 +147,9 @@ def test_report_without_results_says_how_to_get_some(capsys, here):
     assert (code, out) == (2, "")
     assert err == "neuvar: results has no results to report; run them with: neuvar run tasks\n"
     assert neuvar(capsys, "report", "--results", "no")[2].endswith("neuvar run all\n")
+    assert neuvar(capsys, "report", "tasks", "--scale", "smoke")[2].endswith(
+        "tasks --scale smoke\n"
+    )
     assert not (here / "out").exists()
 
 

@@ -244,3 +244,10 @@ def test_a_loss_with_class_weights_has_no_gap():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.1]))
     with pytest.raises(ValueError, match="loss must be the mean of the losses of single examples"):
         generalization_gap(model, weighted, classes(40), classes(40))
+
+
+def test_an_option_that_the_trace_does_not_have_is_refused():
+    model = torch.nn.Linear(2, 1)
+    data = torch.ones(3, 2), torch.ones(3, 1)
+    with pytest.raises(TypeError, match="hessian_trace\\(\\) has no argument 'vectorize'"):
+        hessian_trace(model, torch.nn.functional.mse_loss, data, vectorize=True)

@@ -25,6 +25,7 @@ from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdic
 from neuvar.report import figures, plot
 from neuvar.report.gather import ORDER
 from neuvar.report.markdown import number
+from neuvar.report.page import page
 from neuvar.report.plot import band, caption, description, spread, y_limits
 from neuvar.report.text import diverged_runs, duration, printable, provenance
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
@@ -245,6 +246,13 @@ class TestTables:
         assert "\n## Elastic weight consolidation with variability\n\n> NVRM and EWC" in text
         assert "\n>\n" not in text
         assert "```sh\nneuvar run 'my file.py' --scale cpu\n```" in text
+
+    def test_the_page_of_an_own_experiment_does_not_speak_of_the_paper(self):
+        paper = named("ewc")
+        own = replace(paper, number="", source="", name="mine")
+        pages = [page(report.gather({"cpu": lines(e)}, [e])) for e in (paper, own)]
+        assert ["The paper claims" in text for text in pages] == [True, False]
+        assert ["Z. Xie et al." in text for text in pages] == [True, False]
 
 
 class TestDocuments:

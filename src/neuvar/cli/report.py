@@ -62,7 +62,7 @@ def _report(options: argparse.Namespace) -> int:
     claims = gather(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):
         what = [e.argument for e in chosen] if options.names else ["all"]
-        scale = ["--scale", options.scale] if options.scale else []
+        scale = ["--scale", options.scale[0]] if options.scale else []
         command = shlex.join(["neuvar", "run", *what, *scale])
         raise ValueError(f"{options.results} has no results to report; run them with: {command}")
     report = write_claims(claims, options.out)

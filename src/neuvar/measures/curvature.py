@@ -49,6 +49,8 @@ def hessian_trace(
         >>> round(hessian_trace(model, nn.functional.mse_loss, (x, y)).mean, 5)  # H = 2/3 · 1
         2.0
     """
+    if unknown := options.keys() - DataOptions.__annotations__.keys():
+        raise TypeError(f"hessian_trace() has no argument {min(unknown)!r}")
     probes = _validate.integer("probes", probes, low=2)
     with Landscape(model, loss, data, noise="uniform", batchnorm="keep", **options) as landscape:
         return Estimate.of(quadratic_forms(landscape, probes, signs_only=True), confidence)
