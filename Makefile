@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-says narrow lint bench report docs clean
+.PHONY: help demo test test-says narrow integrations lint bench report docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute
 	$(BIN)/neuvar demo
@@ -19,7 +19,7 @@ demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without N
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: test-says $(VENV)/.installed-dev lint ## lint, type check and all tests; about 7 minutes on two cores
-	$(PYTEST) --durations 20
+	$(PYTEST) --durations 20 -m "not integrations"
 
 test-says:
 	@echo "make test: ruff, mypy, all tests, and the examples in docstrings and documents."
@@ -36,7 +36,15 @@ NOT_NUMERICAL := cleaning_browser cli cli_choosing cli_run cli_showing cli_timin
 	engine_results house report report_browser report_examples startup
 
 narrow: $(VENV)/.installed-dev ## the numerical tests with the narrowest instruction set; about 5 minutes
-	$(NARROW) $(PYTEST) $(NOT_NUMERICAL:%=--ignore=tests/test_%.py)
+	$(NARROW) $(PYTEST) -m "not integrations" $(NOT_NUMERICAL:%=--ignore=tests/test_%.py)
+
+# fastai asks for torchvision and spaCy, which its training loop does not use.
+$(VENV)/.installed-frameworks: $(VENV)/.installed-dev $(VENV)/.installed-integrations
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps fastai
+	@touch $@
+
+integrations: $(VENV)/.installed-frameworks ## install Lightning, Hugging Face and others, test with them; at most 10 minutes
+	$(PYTEST) --durations 20 -m integrations tests/integrations src/neuvar/integrations docs
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .

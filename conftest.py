@@ -1,17 +1,64 @@
 """Python blocks of the README and the documents run as tests, with one namespace a document.
 
-Processes that share the tests get the files with slow ones first, so that they end together.
+Processes that share the tests get the files with slow ones first, so that they end together. Tests,
+modules and pages about a framework that is not installed are left out.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
+
+ROOT = Path(__file__).parent
+FRAMEWORKS = {
+    "accelerate": "accelerate",
+    "fastai": "fastai",
+    "huggingface": "transformers",
+    "lightning": "lightning",
+    "loggers": "lightning",
+    "peft": "peft",
+    "skorch": "skorch",
+    "ray_train": "ray",
+}
+"""The package that the test, the module and the page of this name need."""
+
+
+def framework_of(path: Path) -> str | None:
+    """The package that a file needs, beside those of the dev extra."""
+    folders = ROOT / "docs", ROOT / "tests/integrations", ROOT / "src/neuvar/integrations"
+    if path.parent not in folders:
+        return None
+    return FRAMEWORKS.get(path.stem.removeprefix("test_").replace("-", "_"))
+
+
+def is_missing(framework: str | None) -> bool:
+    return framework is not None and find_spec(framework) is None
+
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]
 ).pytest()
 
 
+def pytest_report_header():
+    missing = sorted({name for name in FRAMEWORKS.values() if is_missing(name)})
+    return f"left out, not installed: {', '.join(missing)}" if missing else None
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out code that needs a missing framework: already its import would fail."""
+    missing = collection_path.suffix == ".py" and is_missing(framework_of(collection_path))
+    return True if missing else None
+
+
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if framework := framework_of(item.path):
+            item.add_marker(pytest.mark.integrations)
+            if is_missing(framework):
+                item.add_marker(pytest.mark.skip(reason=f"{framework} is not installed"))
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
