@@ -259,7 +259,7 @@ def read_mlflow(folder):
 def read_wandb(folder):
     import wandb
 
-    wandb.finish()
+    wandb.teardown()  # finishes the run, and waits until its file is written
     (file,) = folder.glob("offline-run-*/*.wandb")
     # wandb has no reader for its file of records; values are JSON texts that follow their names.
     found = re.findall(rb"train/b(?:.{2,4}?)([0-9][0-9.e-]+)", file.read_bytes(), re.DOTALL)
