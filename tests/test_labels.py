@@ -19,7 +19,7 @@ from scipy import stats
 
 from neuvar import labels
 from neuvar.labels import transition as transitions
-from neuvar.labels.instance_noise import _flip_probabilities
+from neuvar.labels.kinds import _flip_probabilities
 
 BALANCED = torch.arange(1000) % 10
 """100 labels of each of ten classes."""

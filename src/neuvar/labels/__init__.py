@@ -5,10 +5,10 @@ the actual rate and confusion matrix, and the provenance. The same seed gives th
 machine.
 """
 
-from neuvar.labels.instance_noise import instance
 from neuvar.labels.kinds import (
     KINDS,
     corrupt,
+    instance,
     pair,
     semantic,
     superclass,

@@ -7,7 +7,7 @@ import math
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,8 +45,7 @@ def from_array(
         raise ValueError(
             f"noisy and clean must have the same length, got {len(labels)} and {len(truth)}"
         )
-    facts = {"kind": "given", "source": str(source)}
-    return make_result(labels, truth, classes=k, provenance=facts)
+    return make_result(labels, truth, k, kind="given", source=str(source))
 
 
 def from_file(
@@ -125,34 +124,35 @@ def _read_labels(path: Path, key: str | None) -> Any:
     return [int(cell) for cell in content[key].values()]
 
 
-def _read_npy(path: Path) -> Any:
-    with path.open("rb") as file:
-        _check_size(file, path.stat().st_size)
-    return np.load(path, allow_pickle=False)
-
-
-def _read_npz(path: Path) -> Any:
+def array_names(path: Path) -> list[str]:
+    """Names of the arrays in a .npz file."""
     with zipfile.ZipFile(path) as archive:
-        for part in (p for p in archive.infolist() if p.filename.endswith(".npy")):
-            with archive.open(part) as file:
-                _check_size(file, part.file_size)
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+        names = archive.namelist()
+    return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
-def _check_size(file: IO[bytes], size: int) -> None:
+def read_array(path: Path, name: str | None = None) -> np.ndarray[Any, Any]:
+    """The array of a .npy file, or one of a .npz file. Nothing is unpickled."""
+    if name is None:
+        with path.open("rb") as file:
+            return _read_npy(file, path.stat().st_size)
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo(f"{name}.npy").file_size
+        with archive.open(f"{name}.npy") as file:
+            return _read_npy(file, size)
+
+
+def _read_npy(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
     """Refuse an array whose header says more than the file has, before memory is allocated."""
-    version = np.lib.format.read_magic(file)
-    older = version == (1, 0)
+    older = np.lib.format.read_magic(file) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if older else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
     expected, actual = math.prod(shape) * kind.itemsize, size - file.tell()
     if not kind.hasobject and expected > actual:
         raise ValueError(f"its header says {expected} bytes, but there are {actual}")
-
-
-def _read_txt(path: Path) -> Any:
-    return [int(word) for word in path.read_text(encoding="utf-8").split()]
+    file.seek(0)
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _read_csv(path: Path) -> dict[str, dict[int, str]]:
@@ -184,10 +184,10 @@ def _read_pt(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-READERS = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".npy": read_array,
+    ".npz": lambda path: {name: read_array(path, name) for name in array_names(path)},
     ".csv": _read_csv,
-    ".txt": _read_txt,
+    ".txt": lambda path: [int(word) for word in path.read_text(encoding="utf-8").split()],
     ".pt": _read_pt,
 }

@@ -54,18 +54,15 @@ class NoisyLabels:
         return f"NoisyLabels({len(self)} labels{wrong}, hash {self.hash[:8]})"
 
 
-def make_result(
-    noisy: Tensor, clean: Tensor | None, *, classes: int, provenance: dict[str, Any]
-) -> NoisyLabels:
-    """Compare noisy with clean labels and complete the provenance."""
+def make_result(noisy: Tensor, clean: Tensor | None, classes: int, **facts: Any) -> NoisyLabels:
+    """Compare noisy with clean labels; the facts say how they were made."""
     mask = counts = matrix = rate = None
     if clean is not None:
         mask = noisy != clean
         counts = (clean * classes + noisy).bincount(minlength=classes**2).view(classes, classes)
         matrix = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
         rate = int(mask.sum()) / len(mask)
-    facts = {
-        **provenance,
+    facts |= {
         "classes": classes,
         "count": len(noisy),
         "clean_sha256": None if clean is None else tensor_sha256(clean),

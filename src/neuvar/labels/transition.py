@@ -50,13 +50,13 @@ def flip(labels: Integers, matrix: Any, *, seed: int, exact: bool = True) -> Noi
     """
     transition = _checked_matrix(matrix)
     facts = {"kind": "matrix", "matrix_sha256": tensor_sha256(torch.from_numpy(transition))}
-    return flip_by(transition, labels, seed=seed, exact=exact, provenance=facts)
+    return flip_by(transition, labels, seed, exact, **facts)
 
 
 def flip_by(
-    transition: Array, labels: Integers, *, seed: int, exact: bool, provenance: dict[str, Any]
+    transition: Array, labels: Integers, seed: int, exact: bool, **facts: Any
 ) -> NoisyLabels:
-    """Flip labels by a valid transition matrix."""
+    """Flip labels by a valid transition matrix; the facts are for the provenance."""
     classes, seed = len(transition), integer("seed", seed)
     clean = checked_labels("labels", labels, classes)
     y = clean.cpu().numpy()
@@ -65,12 +65,8 @@ def flip_by(
         noisy = _exact_flips(y, counts, seed)
     else:
         noisy = _independent_flips(y, transition, seed)
-    return make_result(
-        torch.from_numpy(noisy).to(clean.device),
-        clean,
-        classes=classes,
-        provenance={**provenance, "seed": seed, "exact": bool(exact)},
-    )
+    facts |= {"seed": seed, "exact": bool(exact)}
+    return make_result(torch.from_numpy(noisy).to(clean.device), clean, classes, **facts)
 
 
 def _checked_matrix(matrix: Any) -> Array:
