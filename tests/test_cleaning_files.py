@@ -832,9 +832,9 @@ class TestDecisions:
 
 def test_large_tables_are_read_without_delay():
     rows = "1.5,2.5,3.5,4.5,cat\n2,3,4,5,dog\n" * 25_000
-    found = read_table(table(text=f"a,b,c,d,label\n{rows}"), "label")
-    assert found.numbers.shape == (50_000, 4)
-    assert found.numbers[1].tolist() == [2, 3, 4, 5]
+    numbers, _ = read_table(table(text=f"a,b,c,d,label\n{rows}"), list("abcd"), "label")
+    assert numbers.shape == (50_000, 4)
+    assert numbers[1].tolist() == [2, 3, 4, 5]
 
 
 def test_names_that_are_no_text_come_back():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from neuvar._batches import TARGET_KEYS
 from neuvar._validate import integer
-from neuvar.cleaning.class_labels import NUMBERS, read_labels
 from neuvar.cleaning.image_folder import is_picture, pixels_of, read_folder, squares
 from neuvar.cleaning.score import Array
 from neuvar.data import Dataset, Split
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+NUMBERS = "biuf"
+"""numpy's kinds of booleans, integers and floats."""
+LARGEST_INTEGER = 2.0**53
+"""Above it, every float is an integer."""
 CHUNK = 4096
 """Images whose transparency is resolved at once."""
 
@@ -74,6 +76,7 @@ class Parts(NamedTuple):
     labels: Any
     names: Sequence[str] | None = None
     files: tuple[str, ...] = ()
+    ready: bool = False  # whether inputs are a tensor for Examples
 
 
 class _Pixels(NamedTuple):
@@ -121,28 +124,29 @@ def read_examples(
     """
     if size is not None:
         size = integer("size", size, low=1)
+    parts = split_data(data, size=size, names=names)
     if isinstance(data, Examples):
-        if size is not None or names is not None:
-            raise ValueError("size and names must be left out for Examples, which have their own")
         return data
-    parts = split_data(data, size)
-    labels, names = read_labels(parts.labels, parts.names if names is None else names)
+    labels, names = read_labels(parts.labels, parts.names)
     return Examples(inputs_of(parts, size), labels, names, parts.files)
 
 
-def split_data(data: Any, size: int | None = None) -> Parts:
-    """Read data once, and separate inputs from labels."""
+def split_data(data: Any, *, size: int | None = None, names: Sequence[str] | None = None) -> Parts:
+    """Read data once, and separate inputs from labels; for the arguments see read_examples."""
     if isinstance(data, Examples):
-        return Parts(data.inputs, data.labels, data.names, data.files)
+        if size is not None or names is not None:
+            raise ValueError("size and names must be left out for Examples, which have their own")
+        return Parts(data.inputs, data.labels, data.names, data.files, ready=True)
     if isinstance(data, (str, os.PathLike)):
-        return Parts(*read_folder(Path(data), size))
-    if isinstance(data, Split):
-        return Parts(data.images, data.labels)
+        inputs, labels, classes, files = read_folder(Path(data), size)
+        return Parts(inputs, labels, classes if names is None else names, files, ready=True)
     if isinstance(data, Dataset):
-        names = data.class_names or tuple(map(str, range(data.classes)))
-        return Parts(data.train.images, data.train.labels, names)
+        classes = data.class_names or tuple(map(str, range(data.classes)))
+        names, data = classes if names is None else names, data.train
+    if isinstance(data, Split):
+        return Parts(data.images, data.labels, names)
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return Parts(data[0], data[1])
+        return Parts(data[0], data[1], names)
     plain = isinstance(data, (tuple, list, dict, np.ndarray, Tensor)) or hasattr(data, "to_numpy")
     has_items = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, (IterableDataset, DataLoader)) or plain or not has_items:
@@ -153,10 +157,10 @@ def split_data(data: Any, size: int | None = None) -> Parts:
     pairs = [_read_item(data[position], position, size) for position in range(len(data))]
     while isinstance(data, Subset):
         data = data.dataset
-    classes = getattr(data, "classes", None)
-    named = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
-    inputs, labels = [x for x, _ in pairs], [y for _, y in pairs]
-    return Parts(inputs, labels, classes if named and classes else None)
+    own = getattr(data, "classes", None)
+    if names is None and own and isinstance(own, (list, tuple)):
+        names = own if all(isinstance(name, str) for name in own) else None
+    return Parts([x for x, _ in pairs], [y for _, y in pairs], names)
 
 
 def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
@@ -167,18 +171,16 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
             "items of data must be pairs of an input and a label, or dicts with them, "
             f"got {type(item).__name__} at position {position}"
         )
+    kinds = (Tensor, np.ndarray, Real, list, tuple)
     keys = [key for key in TARGET_KEYS if key in item]
-    inputs = [value for key, value in item.items() if key not in keys and _is_input(value)]
+    others = [value for key, value in item.items() if key not in keys]
+    inputs = [value for value in others if isinstance(value, kinds) or is_picture(value)]
     if len(keys) != 1 or len(inputs) != 1:
         raise ValueError(
             f"items of data that are dicts must have a label under one of {', '.join(TARGET_KEYS)} "
             f"and one input, got the keys {', '.join(map(str, item))} at position {position}"
         )
     return _shrink(inputs[0], size), item[keys[0]]
-
-
-def _is_input(value: Any) -> bool:
-    return isinstance(value, (Tensor, np.ndarray, Real, list, tuple)) or is_picture(value)
 
 
 def _shrink(value: Any, size: int | None) -> Any:
@@ -188,8 +190,9 @@ def _shrink(value: Any, size: int | None) -> Any:
 def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
     """Inputs as a tensor; pictures become squares."""
     values = parts.inputs
-    if parts.files:
-        return cast(Tensor, values)  # read_folder has scaled them
+    if parts.ready:
+        ready: Tensor = values
+        return ready
     if isinstance(values, (list, tuple)):
         values = [_shrink(value, size) for value in values]
         pictures = [value.array for value in values if isinstance(value, _Pixels)]
@@ -220,7 +223,7 @@ def read_inputs(values: Any) -> Tensor:
     shape = tuple(inputs.shape)
     if len(shape) < 2 or not inputs.numel():
         raise ValueError(f"inputs must have the shape (n, ...) and not be empty, got {shape}")
-    if len(shape) == 2 and inputs.dtype in INTEGERS:
+    if len(shape) == 2 and inputs.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
         return inputs.to(torch.int64)
     if inputs.dtype != torch.uint8 or len(shape) not in (3, 4):
         inputs = inputs.to(torch.float32)
@@ -232,7 +235,9 @@ def read_inputs(values: Any) -> Tensor:
                 f"{int(finite.int().argmin())}"
             )
     if has_channels_last(shape):
-        inputs = _channels_first(inputs)
+        inputs = inputs.movedim(3, 1)
+        if shape[3] == 4 and inputs.dtype == torch.uint8:
+            inputs = _on_white(inputs)
     return inputs.contiguous()
 
 
@@ -241,27 +246,38 @@ def has_channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > 4
 
 
+def _on_white(images: Tensor) -> Tensor:
+    out = images.new_empty((len(images), 3, *images.shape[2:]))
+    for target, part in zip(out.split(CHUNK), images.split(CHUNK), strict=True):
+        colours, alpha = part[:, :3].int(), part[:, 3:].int()
+        target.copy_((colours * alpha + 255 * (255 - alpha) + 127) // 255)
+    return out
+
+
 def _to_tensor(values: Any) -> Tensor:
     if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
-        values = _stack(values)
-    if not isinstance(values, Tensor):
-        return _from_array(_to_array(values))
-    if values.layout != torch.strided or values.is_complex():
-        raise ValueError(
-            f"inputs must be a dense tensor of real numbers, got {values.layout} of {values.dtype}"
-        )
-    return values.detach().cpu()
-
-
-def _stack(values: Sequence[Any]) -> Tensor:
-    for position, value in enumerate(values):
-        shape = tuple(getattr(value, "shape", ()))
-        if not isinstance(value, Tensor) or shape != values[0].shape:
+        for position, value in enumerate(values):
+            shape = tuple(getattr(value, "shape", ()))
+            if not isinstance(value, Tensor) or shape != values[0].shape:
+                raise ValueError(
+                    f"inputs must all have one shape, got {tuple(values[0].shape)} at position 0 "
+                    f"and {shape} at position {position}"
+                )
+        values = torch.stack(list(values))
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_complex():
             raise ValueError(
-                f"inputs must all have one shape, got {tuple(values[0].shape)} at position 0 and "
-                f"{shape} at position {position}"
+                "inputs must be a dense tensor of real numbers, got "
+                f"{values.layout} of {values.dtype}"
             )
-    return torch.stack(list(values))
+        return values.detach().cpu()
+    array = _to_array(values)
+    if array.dtype != np.uint8:
+        rows = array.ndim == 2 and array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64)
+        with np.errstate(over="ignore"):  # inf is refused later
+            array = array.astype(np.int64 if rows else np.float32, copy=False)
+    # torch shares memory with the array, and warns if the array is read-only.
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _to_array(values: Any) -> Array:
@@ -280,22 +296,142 @@ def _to_array(values: Any) -> Array:
     return array
 
 
-def _from_array(array: Array) -> Tensor:
-    if array.ndim == 2 and array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64):
-        array = array if array.dtype == np.uint8 else array.astype(np.int64, copy=False)
-    elif array.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # inf is refused later
-            array = array.astype(np.float32, copy=False)
-    # torch shares memory with the array, and warns if the array is read-only.
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+def read_labels(
+    labels: Any, names: Sequence[str] | None = None, *, classes: int | None = None
+) -> tuple[Array, tuple[str, ...]]:
+    """Class indices, int64, and the name of each class.
+
+    Args:
+        labels: numbers, text, or any values that can be sorted.
+        names: name of each class. Labels must then be these names or their indices. By default the
+            classes are the labels that occur, in sorted order.
+        classes: number of classes. Labels that are numbers are then indices of these.
+
+    >>> indices, names = read_labels(["dog", "cat", "dog"])
+    >>> indices.tolist(), names
+    ([1, 0, 1], ('cat', 'dog'))
+    >>> read_labels([0, 9, 5, 9])
+    (array([0, 2, 1, 2]), ('0', '5', '9'))
+    >>> read_labels([0, 2, 2], classes=3)
+    (array([0, 2, 2]), ('0', '1', '2'))
+    """
+    values = label_array(labels)
+    if not len(values):
+        raise ValueError("labels is empty; at least two classes need an example each")
+    _refuse_missing(values, () if names is None else tuple(names))
+    if values.dtype.kind == "f":
+        odd = (values != np.round(values)) | ~(np.abs(values) <= LARGEST_INTEGER)
+        if odd.any():
+            raise ValueError(
+                f"labels must be classes, got {values[odd.argmax()]:g} at position "
+                f"{odd.argmax()}, which looks like a continuous quantity"
+            )
+        values = values.astype(np.int64)
+    if names is None and classes is not None and values.dtype.kind in NUMBERS:
+        names = tuple(map(str, range(classes)))
+    indices, names = _by_order(values) if names is None else _by_name(values, names)
+    occurring = np.unique(indices)
+    if len(occurring) < 2:
+        raise ValueError(
+            "labels must have at least two classes, all examples have the one class "
+            f"{names[occurring[0]]!r}"
+        )
+    if len(names) > len(indices):
+        raise ValueError(
+            "data must have at least as many examples as there are classes, "
+            f"got {len(indices)} examples and {len(names)} classes"
+        )
+    return indices, names
 
 
-def _channels_first(images: Tensor) -> Tensor:
-    images = images.movedim(3, 1)
-    if images.shape[1] != 4 or images.dtype != torch.uint8:
-        return images
-    out = images.new_empty((len(images), 3, *images.shape[2:]))
-    for target, part in zip(out.split(CHUNK), images.split(CHUNK), strict=True):
-        colours, alpha = part[:, :3].int(), part[:, 3:].int()
-        target.copy_((colours * alpha + 255 * (255 - alpha) + 127) // 255)
-    return out
+def label_array(labels: Any) -> Array:
+    """Labels as an array of numbers if all of them are, otherwise of objects."""
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu()
+        values = np.asarray(labels.double() if labels.is_floating_point() else labels)
+    elif isinstance(labels, np.ma.MaskedArray):
+        values = labels.data.astype(object)
+        values[np.ma.getmaskarray(labels)] = None
+    elif isinstance(labels, (list, tuple)):
+        values = np.fromiter(labels, object)  # np.array would turn 1 and "a" into strings
+    else:
+        values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
+    if values.ndim != 1:
+        raise ValueError(f"labels must have the shape (n,), got {values.shape}")
+    if values.dtype.kind in NUMBERS:
+        return values
+    if values.dtype.kind in "mM":  # as objects, times would become numbers without a unit
+        unknown, values = np.isnat(values), values.astype(str).astype(object)
+        values[unknown] = None
+    items = [_unwrap(value, i) for i, value in enumerate(values.astype(object).tolist())]
+    if items and all(isinstance(item, (Real, np.bool_)) for item in items):
+        numbers = np.array(items)
+        # numpy rounds integers to floats if no integer type holds them all.
+        rounded = numbers.dtype.kind == "f" and all(isinstance(item, Integral) for item in items)
+        if numbers.dtype.kind in NUMBERS and not rounded:
+            return numbers
+    return np.fromiter(items, object)
+
+
+def _unwrap(value: Any, position: int) -> Any:
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, Tensor) or type(value).__hash__ is None:
+        raise ValueError(
+            "labels must be one number or name for each example, "
+            f"got {type(value).__name__} at position {position}"
+        )
+    return value
+
+
+def _refuse_missing(values: Array, names: tuple[str, ...]) -> None:
+    missing = np.zeros(len(values), bool)
+    if values.dtype.kind == "f":
+        missing = np.isnan(values)
+    elif values.dtype.kind == "O":
+        missing = np.array([_is_missing(value, names) for value in values])
+    if missing.any():
+        raise ValueError(
+            f"labels must not be missing, {missing.sum()} of {len(values)} are missing, "
+            f"the first one at position {missing.argmax()}"
+        )
+
+
+def _is_missing(value: Any, names: tuple[str, ...]) -> bool:
+    if isinstance(value, str):
+        return not value.strip() or (value in ("nan", "NaN") and value not in names)
+    try:
+        return value is None or bool(value != value)  # true for nan and NaT
+    except (TypeError, ValueError):
+        return True  # pandas.NA
+
+
+def _by_order(values: Array) -> tuple[Array, tuple[str, ...]]:
+    try:
+        distinct, indices = np.unique(values, return_inverse=True)
+    except TypeError:
+        types = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise ValueError(
+            f"labels must be of one type that can be sorted, got values of type {types}"
+        ) from None
+    return indices.astype(np.int64), tuple(str(value) for value in distinct)
+
+
+def _by_name(values: Array, names: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
+    names = tuple(map(str, names))
+    if len(set(names)) < len(names):
+        raise ValueError(f"names must all be different, got {names!r:.200}")
+    indices = values
+    if values.dtype.kind == "O":
+        index_of = {name: index for index, name in enumerate(names)}
+        indices = np.array([index_of.get(str(value), -1) for value in values])
+    outside = (indices < 0) | (indices >= len(names))
+    if outside.any():
+        first = int(outside.argmax())
+        raise ValueError(
+            f"labels must be names or indices of the {len(names)} classes, "
+            f"got {values.tolist()[first]!r} at position {first}"
+        )
+    return indices.astype(np.int64), names

@@ -17,8 +17,15 @@ from torch.nn.functional import softmax
 from neuvar._batches import Generators
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
-from neuvar.cleaning.class_labels import NUMBERS, label_array, read_labels
-from neuvar.cleaning.examples import Examples, Parts, inputs_of, split_data
+from neuvar.cleaning.examples import (
+    NUMBERS,
+    Examples,
+    Parts,
+    inputs_of,
+    label_array,
+    read_labels,
+    split_data,
+)
 from neuvar.cleaning.score import (
     Array,
     LabelIssues,
@@ -115,23 +122,22 @@ def find_label_issues(
     if not isinstance(model, nn.Module):
         _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
         p = check_probabilities(model)
-        parts = Parts(None, data) if _is_labels(data) else split_data(data)
-        labels, known = _read_labels(data, parts, names, classes=p.shape[1])
-        return _score(p, labels, known, parts)
+        parts = Parts(None, data, names) if _is_labels(data) else split_data(data, names=names)
+        return _score(p, *read_labels(parts.labels, parts.names, classes=p.shape[1]), parts)
     if trained:
         _refuse_unused(training, "a trained model")
         device = device_of(model)
-    parts = split_data(data)
-    inputs = data.inputs if isinstance(data, Examples) else inputs_of(parts)
-    if not any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in model.modules()):
-        inputs = inputs.float() if inputs.dtype == torch.int64 else inputs
-    examples = Examples(inputs, *_read_labels(data, parts, names), parts.files)
-    network, scores = prepare(model, examples, seed=seed, device=device)
+    parts = split_data(data, names=names)
+    inputs = inputs_of(parts)
+    has_tokens = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules())
+    if inputs.dtype == torch.int64 and not has_tokens:
+        inputs = inputs.float()
+    examples = Examples(inputs, *read_labels(parts.labels, parts.names), parts.files)
+    network, scores = prepare(model, inputs, seed=seed, device=device)
     classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
-    if names is None and parts.names is None and classes > len(examples.names):
+    if parts.names is None and classes > len(examples.names):
         # Labels that are numbers may leave out some of the model's classes.
-        labels, known = _read_labels(data, parts, names, classes=classes)
-        examples = replace(examples, labels=labels, names=known)
+        examples = Examples(inputs, *read_labels(parts.labels, classes=classes), parts.files)
     check_scores(scores, len(examples.names))
     last_b = None
     if trained:
@@ -139,7 +145,13 @@ def find_label_issues(
     else:
         run = train_once(network, examples, precision=precision, **training)
         p, last_b = run.probabilities, run.b
-    _refuse_nothing_learned(p, examples.labels)
+    own, by_chance, errors = compare_with_chance(p, examples.labels)
+    if errors <= 2:
+        raise ValueError(
+            "the network has learned nothing about the labels: it gives them a probability of "
+            f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
+            "bring inputs to a similar scale, or try another lr, more epochs or another network"
+        )
     return replace(_score(p, examples.labels, examples.names, parts), b=last_b)
 
 
@@ -157,33 +169,12 @@ def _is_labels(data: Any) -> bool:
     return getattr(data, "ndim", None) == 1
 
 
-def _read_labels(
-    data: Any, parts: Parts, names: Sequence[str] | None, *, classes: int | None = None
-) -> tuple[Array, tuple[str, ...]]:
-    if not isinstance(data, Examples):
-        return read_labels(parts.labels, parts.names if names is None else names, classes=classes)
-    if names is not None:
-        raise ValueError("names must be left out for Examples, which have their own")
-    return data.labels, data.names
-
-
-def _refuse_nothing_learned(p: Array, labels: Array) -> None:
-    own, by_chance, errors = compare_with_chance(p, labels)
-    if errors <= 2:
-        raise ValueError(
-            "the network has learned nothing about the labels: it gives them a probability of "
-            f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
-            "bring inputs to a similar scale, or try another lr, more epochs or another network"
-        )
-
-
 def _score(p: Array, labels: Array, names: tuple[str, ...], parts: Parts) -> LabelIssues:
     """Judge labels, and add the original form of the label of each class."""
     original = label_array(parts.labels)
     classes, first = np.unique(labels, return_index=True)
     if original.dtype.kind in NUMBERS:
-        dtype = np.uint64 if original.dtype == np.uint64 else np.int64
-        values = np.arange(len(names)).astype(dtype)
+        values = np.arange(len(names), dtype=np.uint64 if original.dtype == np.uint64 else np.int64)
     else:
         values = np.array(names, dtype=object)
     values[classes] = original[first]
@@ -202,22 +193,22 @@ class Trained:
 
 
 def prepare(
-    model: nn.Module, examples: Examples, *, seed: int, device: Device
+    model: nn.Module, inputs: Tensor, *, seed: int, device: Device
 ) -> tuple[nn.Module, Any]:
-    """A float32 copy of a model at its clean weights, and its scores of the first two examples.
+    """A float32 copy of a model at its clean weights, and its scores of the first two inputs.
 
     The forward pass also initializes lazy layers, from the seed.
     """
     network, device = copy_clean(model).float().to(device), torch.device(device)
-    two = Examples(examples.inputs[:2], np.arange(2), ("first", "second"))
-    inputs, *_ = next(iter(make_batches(two, 2, shuffle=False, device=device).epoch(0)))
+    two = Examples(inputs[:2], np.arange(2), ("first", "second"))
+    first, *_ = next(iter(make_batches(two, 2, shuffle=False, device=device).epoch(0)))
     with Generators(device).seeded(seed), torch.no_grad(), eval_mode(network):
         try:
-            return network, network(inputs)
+            return network, network(first)
         except (RuntimeError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"model does not take inputs of shape {tuple(inputs.shape)}: {reason}"
+                f"model does not take inputs of shape {tuple(first.shape)}: {reason}"
             ) from error
 
 

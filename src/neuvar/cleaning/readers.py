@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.class_labels import NUMBERS, read_labels
-from neuvar.cleaning.examples import Examples, read_examples
+from neuvar.cleaning.examples import NUMBERS, Examples, read_examples, read_labels
 from neuvar.cleaning.image_folder import files_in, is_image, read_images
 from neuvar.cleaning.score import Array
-from neuvar.cleaning.tables import (
-    array_names,
-    check_column,
-    find_array,
-    read_array,
-    read_header,
-    read_only_array,
-    read_table,
-    read_texts,
-)
+from neuvar.cleaning.tables import check_column, first_line, read_header, read_table, read_texts
+from neuvar.labels.label_files import array_names, read_array
 
 INPUTS = ("images", "inputs", "x", "X", "data")
 LABELS = ("labels", "y", "targets")
@@ -94,19 +86,27 @@ def read_source(
         raise ValueError(f"--drop is for tables, got {path}")
     if kind == "folder":
         return _read_folder(path, labels, size)
-    if kind == "npz":
-        return _read_npz(path, inputs, labels)
-    return _read_table(path, kind, labels, drop)
+    return _read_npz(path, inputs, labels) if kind == "npz" else _read_table(path, labels, drop)
 
 
 def _read_folder(path: Path, labels: str | None, size: int | None) -> Source:
-    files = [file for group in files_in(path).values() for file in group]
+    every = [file for group in files_in(path).values() for file in group]
     if labels is None:
         examples = read_examples(path, size=size)
     else:
-        examples = _read_labelled(path, Path(labels), sorted(filter(is_image, files)), size)
+        if not labels.lower().endswith(".csv") or not Path(labels).is_file():
+            raise ValueError(
+                "--labels of a folder must be a .csv file with the columns file and label, "
+                f"got {labels!r}"
+            )
+        files = sorted(filter(is_image, every))
+        if not files:
+            raise ValueError(f"{path} has no image")
+        # Labels are text, as the names of folders are.
+        indices, names = read_labels(_labels_by_id(Path(labels), "file", files))
+        examples = Examples(read_images(path, files, size), indices, names, tuple(files))
     used, label_file = set(examples.files), labels and Path(labels)
-    others = [file for file in files if file not in used and path / file != label_file]
+    others = [file for file in every if file not in used and path / file != label_file]
     left_out: tuple[str, ...] = ()
     if others:
         suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
@@ -116,42 +116,58 @@ def _read_folder(path: Path, labels: str | None, size: int | None) -> Source:
     return Source(name, "folder", examples, np.array(examples.names), left_out=left_out)
 
 
-def _read_labelled(folder: Path, labels: Path, files: list[str], size: int | None) -> Examples:
-    """Images of a folder with labels of a table; labels are text, as the names of folders are."""
-    if labels.suffix.lower() != ".csv" or not labels.is_file():
-        raise ValueError(
-            f"--labels of a folder must be a .csv file with the columns file and label, "
-            f"got {str(labels)!r}"
-        )
-    if not files:
-        raise ValueError(f"{folder} has no image")
-    indices, names = read_labels(_labels_by_id(labels, "file", files))
-    return Examples(read_images(folder, files, size), indices, names, tuple(files))
-
-
 def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
-    names = array_names(path)
+    names = _try_numpy(array_names, path)
     known = f"an array of {path}, which has {', '.join(names)}"
     hint = "; name them with --inputs NAME and --labels NAME"
     if inputs is not None and inputs not in names:
         raise ValueError(f"--inputs must be {known}, got {inputs!r}")
-    inputs = inputs or find_array(path, INPUTS, "inputs", hint=hint)
+    inputs = inputs or _find(INPUTS, names, f"{path} has no inputs", hint)
     if labels is None or labels in names:
-        labels = labels or find_array(path, LABELS, "labels", hint=hint)
+        labels = labels or _find(LABELS, names, f"{path} has no labels", hint)
         if labels == inputs:
             raise ValueError(f"inputs and labels must be two arrays of {path}, got {inputs!r}")
-        given = _plain_labels(read_array(path, labels))
+        given = _plain_labels(_try_numpy(read_array, path, labels))
     else:
         given = _read_label_file(labels, known)
-    array = read_array(path, inputs)
+    array = _try_numpy(read_array, path, inputs)
     if array.ndim == 2 and array.dtype.kind in "iu":  # features, as the integers of a table are
         array = array.astype(np.float32)
     examples = read_examples((array, given))
     return Source(path.name, "npz", examples, _class_values(given, examples.names))
 
 
-def _read_table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) -> Source:
-    column = labels or LABEL
+def _try_numpy(read: Callable[..., Any], path: Path, *name: str) -> Any:
+    try:
+        return read(path, *name)
+    except Exception as error:  # damaged bytes make numpy fail in any way
+        kind = path.suffix.lower()
+        raise ValueError(f"{path} is not a readable {kind} file: {first_line(error)}") from error
+
+
+def _find(wanted: Sequence[str], names: Sequence[str], problem: str, hint: str = "") -> str:
+    """The first of some names that an .npz file has an array of."""
+    for name in wanted:
+        if name in names:
+            return name
+    raise ValueError(
+        f"{problem}: looked for an array called {', '.join(wanted)}, "
+        f"there are {', '.join(names) or 'none'}{hint}"
+    )
+
+
+def _read_only_array(path: Path, wanted: Sequence[str], what: str) -> Array:
+    """The array of an .npy file; of an .npz file, its only array or the first of some names."""
+    name = []
+    if path.suffix.lower() == ".npz":
+        names = _try_numpy(array_names, path)
+        name = names if len(names) == 1 else [_find(wanted, names, f"{path} has no {what}")]
+    array: Array = _try_numpy(read_array, path, *name)
+    return array
+
+
+def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
+    kind, column = path.suffix.lower().removeprefix("."), labels or LABEL
     names, row_numbers = read_header(path)
     in_file = labels is not None and column not in names and Path(labels).is_file()
     own = None if in_file else column
@@ -165,20 +181,16 @@ def _read_table(path: Path, kind: str, labels: str | None, drop: Sequence[str]) 
     if LABEL in names:
         left_out[LABEL] = "other labels"
     left_out = {name: reason for name, reason in left_out.items() if name not in (own, *drop)}
-    table = read_table(path, own, ignore={*drop, *left_out})
+    columns = [name for name in names if name != own and name not in (*drop, *left_out)]
+    numbers, cells = read_table(path, columns, own)
     if in_file:
         given = _read_label_file(column, f"a column of {path}")
     else:
-        given = (_parse_labels if kind == "csv" else _plain_labels)(table.labels)
-    examples = read_examples((table.numbers, given))
-    return Source(
-        path.name,
-        kind,
-        examples,
-        _class_values(given, examples.names),
-        table.columns,
-        tuple(f"column {name!r} ({reason})" for name, reason in left_out.items()),
-    )
+        given = (_parse_labels if kind == "csv" else _plain_labels)(cells)
+    examples = read_examples((numbers, given))
+    reasons = tuple(f"column {name!r} ({reason})" for name, reason in left_out.items())
+    values = _class_values(given, examples.names)
+    return Source(path.name, kind, examples, values, tuple(columns), reasons)
 
 
 def _read_label_file(name: str, otherwise: str) -> Array:
@@ -187,12 +199,11 @@ def _read_label_file(name: str, otherwise: str) -> Array:
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
     if path.suffix.lower() != ".csv":
-        return _plain_labels(read_only_array(path, LABELS, "labels"))
+        return _plain_labels(_read_only_array(path, LABELS, "labels"))
+    if "index" in read_header(path)[0]:
+        return _parse_labels(_labels_by_id(path, "index"))
     column = _label_column(path)
-    if "index" not in read_header(path)[0]:
-        return _parse_labels([row[column] for row in read_texts(path, [column])])
-    count = len(read_texts(path, ["index"]))
-    return _parse_labels(_labels_by_id(path, "index", [str(i) for i in range(count)]))
+    return _parse_labels([row[column] for row in read_texts(path, [column])])
 
 
 def _label_column(path: Path) -> str:
@@ -205,19 +216,16 @@ def _label_column(path: Path) -> str:
     return LABEL
 
 
-def _labels_by_id(path: Path, id_column: str, ids: Sequence[str]) -> list[str]:
-    """Labels of a CSV file, in the order of the ids of the examples."""
-    check_column(id_column, read_header(path)[0], path)
+def _labels_by_id(path: Path, id_column: str, ids: Sequence[str] | None = None) -> list[str]:
+    """Labels of a CSV file, in the order of the ids of the examples, by default 0, 1, 2 ..."""
     column = _label_column(path)
-    labels: dict[str, str] = {}
-    for row in read_texts(path, [id_column, column]):
-        if row[id_column] in labels:
-            raise ValueError(
-                f"{path} must have each {id_column} once, {row[id_column]!r} is there twice"
-            )
-        labels[row[id_column]] = row[column]
-    known = set(ids)
-    for key in labels:
+    rows = read_texts(path, [id_column, column])
+    if ids is None:
+        ids = [str(i) for i in range(len(rows))]
+    labels, known = {row[id_column]: row[column] for row in rows}, set(ids)
+    for key, count in Counter(row[id_column] for row in rows).items():
+        if count > 1:
+            raise ValueError(f"{path} must have each {id_column} once, {key!r} is there twice")
         if key not in known:
             raise ValueError(f"{path} has a label for {id_column} {key!r}, not in the data")
     for key in ids:
@@ -280,12 +288,10 @@ def read_probabilities(path: Path, names: Sequence[str]) -> Array:
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--probabilities must be a .npy, .npz or .csv file, got {str(path)!r}")
     if path.suffix.lower() == ".csv":
-        table = read_table(path, None, ignore=read_header(path)[1])
-        order = list(range(len(table.columns)))
-        if set(table.columns) == set(names):
-            order = [table.columns.index(name) for name in names]
-        return table.numbers[:, order]
-    p = read_only_array(path, PROBABILITIES, "probabilities")
+        header, row_numbers = read_header(path)
+        columns = [name for name in header if name not in row_numbers]
+        return read_table(path, names if set(columns) == set(names) else columns, None)[0]
+    p = _read_only_array(path, PROBABILITIES, "probabilities")
     if p.ndim != 2 or p.dtype.kind not in "fiub":
         raise ValueError(
             f"{path} must hold numbers of shape (examples, classes), got shape {p.shape} "

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from neuvar._validate import seed as check_seed
-from neuvar.cleaning.class_labels import label_array, read_labels
-from neuvar.cleaning.examples import Examples
+from neuvar.cleaning.examples import Examples, label_array, read_labels
 from neuvar.cleaning.find import check_scores, network_for, prepare, train_once
 from neuvar.cleaning.score import Array, judge_labels
 
@@ -121,7 +120,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scaler = StandardScaler().fit(X)
         examples = Examples(_standardize(scaler, X, torch.float32), indices, names)
         model = _make_network(self.model, examples, seed)
-        network, scores = prepare(model, examples, seed=seed, device=self.device)
+        network, scores = prepare(model, examples.inputs, seed=seed, device=self.device)
         check_scores(scores, len(names))
         options = self.get_params(deep=False)
         for name in ("model", "random_state"):
