@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,10 @@ from torch import Tensor
 
 from neuvar.cleaning.examples import has_channels_last
 from neuvar.cleaning.score import Array
-from neuvar.cleaning.summary import Cleaning, printable
 from neuvar.pages import fill
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from neuvar.cleaning.results import Cleaning
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 TRAINED = (
@@ -44,6 +44,8 @@ MAX_NUMBERS = 8
 """More features than this are shown as bars."""
 MAX_BARS = 64
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
     """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
@@ -66,6 +68,15 @@ def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
         command=escape(printable(cleaning.command)),
         data=embed(page_data(cleaning, top=top, folder=folder)),
     )
+
+
+def printable(text: str) -> str:
+    """Text with control characters and broken surrogates replaced.
+
+    >>> printable("cat" + chr(0))
+    'cat�'
+    """
+    return _CONTROL.sub("�", text)
 
 
 def embed(data: Any) -> str:
@@ -92,6 +103,9 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
         "suggested": issues.suggested[flagged].tolist(),
         "files": list(source.examples.files) or None,
     }
+    t = issues.transition
+    shares = np.nan_to_num(t.matrix, nan=-1.0)
+    least = max(MIN_SHARE, float(np.sort(shares, axis=None)[-MAX_ELEMENTS:][0]))
     data: dict[str, Any] = {
         "key": source.sha256[:16],
         "n": len(issues),
@@ -107,24 +121,16 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
             "quality": [float(f"{q:.4g}") for q in issues.quality[shown]],
         },
         "pairs": [[int(i), int(j), int(issues.pairs[i, j])] for i, j in np.argwhere(issues.pairs)],
-        **_transition(cleaning),
+        "least": least,
+        "transition": [
+            [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
+            for i, j in np.argwhere(shares >= least)
+        ],
         # Without them the page cannot offer the changed labels.
         "labels": labels if len(embed(labels)) <= MAX_DATA - MIN_PICTURES else None,
     }
     room = max(MAX_DATA - len(embed(data)), MIN_PICTURES)
     return data | _inputs(cleaning, shown, room)
-
-
-def _transition(cleaning: Cleaning) -> dict[str, Any]:
-    """Class, label, probability and interval of all elements that are large enough."""
-    t = cleaning.issues.transition
-    known = np.nan_to_num(t.matrix, nan=-1.0)
-    least = max(MIN_SHARE, float(np.sort(known, axis=None)[-MAX_ELEMENTS:][0]))
-    elements = [
-        [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
-        for i, j in np.argwhere(known >= least)
-    ]
-    return {"least": least, "transition": elements}
 
 
 def _inputs(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
@@ -156,7 +162,11 @@ def pictures(inputs: Tensor, shown: Array, *, room: int) -> list[str]:
     images, side = [Image.fromarray(one) for one in pixels], max(pixels.shape[1:3])
     step = -(-side // MAX_SIDE)
     while True:
-        uris = [data_uri(image.reduce(step)) for image in images]
+        uris = []
+        for image in images:
+            file = io.BytesIO()
+            image.reduce(step).save(file, "PNG", optimize=True)
+            uris.append(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
         if sum(map(len, uris)) <= room or side // (2 * step) < MIN_SIDE:
             return uris
         step *= 2
@@ -173,13 +183,6 @@ def _to_bytes(images: Array) -> Array:
         if images.shape[3] != 3:
             images = images.mean(3).round().astype(np.uint8)
     return np.ascontiguousarray(images)
-
-
-def data_uri(image: Image) -> str:
-    """A PNG file as a data URI."""
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def bars(inputs: Tensor, shown: Array) -> list[list[int]]:

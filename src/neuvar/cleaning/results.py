@@ -5,35 +5,78 @@ from __future__ import annotations
 import csv
 import io
 import json
+import platform
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neuvar._atomic import write_files, write_folder
-from neuvar.cleaning.page import render_page
+from neuvar.cleaning.page import printable, render_page
 from neuvar.cleaning.readers import Source, with_classes
-from neuvar.cleaning.score import Array, LabelIssues
-from neuvar.cleaning.summary import MADE_BY, Cleaning, json_summary, markdown_summary
+from neuvar.cleaning.score import Array, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts
 
+MADE_BY = "neuvar clean"
 FILES = frozenset(
     ("index.html", "issues.csv", "labels.csv", "labels.npy", "summary.json", "summary.md")
 )
 """Files that may be replaced; a folder with any other file is left alone."""
+MAX_MARKDOWN_CLASSES = 12
+"""With more classes, summary.md has no transition matrix."""
+MAX_JSON_CLASSES = 50
+"""With more classes, summary.json has only the elements of the matrix that are not 0."""
+TOP_ROWS = 10
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
+
+
+@dataclass(frozen=True, eq=False)
+class Cleaning:
+    """The results of one ``neuvar clean`` command."""
+
+    source: Source
+    issues: LabelIssues
+    settings: dict[str, Any]  # training options, by name
+    command: str
+    data_arguments: tuple[str, ...]  # those words of the command that name data and labels
+    seconds: float
+
+    @property
+    def flagged(self) -> int:
+        """Number of flagged labels."""
+        return int(self.issues.flagged.sum())
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Settings and duration, as printable text."""
+        values = self.settings | {"seconds": f"{self.seconds:.1f}"}
+        return {key.replace("_", " "): printable(str(value)) for key, value in values.items()}
+
+    def __str__(self) -> str:
+        n, flagged = len(self.issues), self.flagged
+        return (
+            f"{flagged:,} of {n:,} {'label is' if flagged == 1 else 'labels are'} flagged "
+            f"({100 * flagged / n:.1f} %); about {self.issues.noise_rate} of all labels are wrong."
+        )
 
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write the results folder, completely or not at all; the page shows ``top`` examples."""
-    issues = cleaning.issues
+    issues, source = cleaning.issues, cleaning.source
+    head = (source.id_column, "given", "suggested", "quality", "flagged")
+    flagged = np.where(issues.flagged, "true", "false")[issues.ranked]
+    rows = zip(_issue_rows(cleaning, issues.ranked, digits=6), flagged, strict=True)
     contents = {
-        "issues.csv": _csv(issue_rows(issues, cleaning.source)),
-        **_label_files(cleaning.source, np.where(issues.flagged, issues.suggested, issues.labels)),
+        "issues.csv": _csv([head, *((*row, flag) for row, flag in rows)]),
+        **_label_files(source, np.where(issues.flagged, issues.suggested, issues.labels)),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
         "index.html": _encode(render_page(cleaning, top=top, folder=str(out))),
@@ -42,14 +85,12 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
     write_folder(out, contents)
 
 
-def issue_rows(issues: LabelIssues, source: Source) -> Iterable[Sequence[str]]:
-    """Rows of issues.csv: all examples, lowest quality first."""
-    names, ids = issues.names, source.ids
-    yield source.id_column, "given", "suggested", "quality", "flagged"
-    for i in issues.ranked:
-        given, suggested = names[issues.labels[i]], names[issues.suggested[i]]
-        flagged = "true" if issues.flagged[i] else "false"
-        yield ids[i], given, suggested, f"{issues.quality[i]:.6g}", flagged
+def _issue_rows(cleaning: Cleaning, examples: Array, *, digits: int) -> Iterable[Sequence[str]]:
+    """Id, given label, suggested label and quality of some examples."""
+    ids, issues = cleaning.source.ids, cleaning.issues
+    for i in examples:
+        given, suggested = issues.names[issues.labels[i]], issues.names[issues.suggested[i]]
+        yield ids[i], given, suggested, f"{issues.quality[i]:.{digits}g}"
 
 
 def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
@@ -130,9 +171,7 @@ def write_decided(source: Source, out: Path, decisions: Path) -> int:
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
         raise ValueError(f"{out} must be the result for the same data and labels, it is not")
-    names = source.examples.names
-    index_of = {text: i for i, text in enumerate(source.ids)}
-    class_of = {name: k for k, name in enumerate(names)}
+    index_of, class_of = _positions(source.ids), _positions(source.examples.names)
     labels = source.examples.labels.copy()
     for row in read_texts(out / "issues.csv", [source.id_column, "suggested", "flagged"]):
         if row["flagged"] == "true":
@@ -150,8 +189,7 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
     if not path.is_file():
         raise ValueError(f"--decisions must be a .csv file from the page, there is no {path}")
     column, names = source.id_column, source.examples.names
-    index_of = {text: i for i, text in enumerate(source.ids)}
-    class_of = {name: k for k, name in enumerate(names)}
+    index_of, class_of = _positions(source.ids), _positions(names)
     decided: dict[int, int] = {}
     for row in read_texts(path, [column, "given", "label"]):
         index = index_of.get(row[column])
@@ -169,3 +207,135 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
             raise ValueError(f"{path} must decide on {column} {row[column]!r} once, not twice")
         decided[index] = class_of[row["label"]]
     return decided
+
+
+def _positions(texts: Sequence[str]) -> dict[str, int]:
+    return {text: i for i, text in enumerate(texts)}
+
+
+def frequent_pairs(issues: LabelIssues, count: int = TOP_ROWS) -> list[tuple[str, str, int]]:
+    """Given label, suggested label and number of flagged examples, most frequent first."""
+    pairs = issues.pairs
+    order = np.argsort(-pairs, axis=None, kind="stable")[:count]
+    indices = [divmod(int(k), len(pairs)) for k in order]
+    return [(issues.names[i], issues.names[j], int(pairs[i, j])) for i, j in indices if pairs[i, j]]
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute the result."""
+    packages = {name: version(name) for name in ("neuvar", "torch", "numpy")}
+    return {"python": platform.python_version()} | packages
+
+
+def json_summary(cleaning: Cleaning) -> dict[str, Any]:
+    """The content of summary.json."""
+    source, issues = cleaning.source, cleaning.issues
+    return {
+        "made_by": MADE_BY,
+        "data": {"name": source.name, "kind": source.kind, "sha256": source.sha256},
+        "classes": list(issues.names),
+        "n": len(issues),
+        "flagged": cleaning.flagged,
+        "noise_rate": asdict(issues.noise_rate),
+        "transition": _transition(issues.transition) | {"confidence": issues.transition.confidence},
+        "settings": cleaning.settings,
+        "seed": cleaning.settings.get("seed"),
+        "command": cleaning.command,
+        "versions": _versions(),
+        "seconds": round(cleaning.seconds, 3),
+    }
+
+
+def _transition(t: Transition) -> dict[str, Any]:
+    if len(t.matrix) <= MAX_JSON_CLASSES:
+        return {
+            "meaning": "probability of each given label (column) for each true class (row)",
+            "matrix": _rows(t.matrix),
+            "low": _rows(t.low),
+            "high": _rows(t.high),
+        }
+    true, given = np.nonzero(np.nan_to_num(t.matrix))
+    rows = _rows(np.stack([x[true, given] for x in (t.matrix, t.low, t.high)], 1))
+    return {
+        "meaning": "index of the true class, index of the given label, probability of this label "
+        "for this class, lower and upper end of its interval; elements that are 0 are left out",
+        "elements": [[int(i), int(j), *row] for i, j, row in zip(true, given, rows, strict=True)],
+    }
+
+
+def _rows(matrix: Array) -> list[list[float | None]]:
+    """Numbers to six digits; None for nan."""
+    return [
+        [float(f"{value:.6g}") if np.isfinite(value) else None for value in row]
+        for row in matrix.tolist()
+    ]
+
+
+def markdown_summary(cleaning: Cleaning) -> str:
+    """The content of summary.md."""
+    source, issues = cleaning.source, cleaning.issues
+    parts = [
+        f"# Labels of {escape_markdown(source.name)}",
+        f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % intervals cover sampling error "
+        "only: where the network is wrong, they are too narrow.",
+        "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
+        "in the order of the data, with flagged ones replaced by the suggestion. `index.html` "
+        "shows the worst examples, to accept or reject each suggestion.",
+    ]
+    if cleaning.flagged:
+        pairs = [(a, b, f"{count:,}") for a, b, count in frequent_pairs(issues)]
+        parts += ["## Most frequent pairs", _table(("given", "suggested", "flagged"), pairs)]
+    parts += ["## Classes", _class_table(issues)]
+    if cleaning.flagged:
+        worst = _issue_rows(cleaning, issues.worst[:TOP_ROWS], digits=3)
+        head = (source.id_column, "given", "suggested", "quality")
+        parts += ["## Lowest label quality", _table(head, worst, text=3)]
+    if len(issues.names) <= MAX_MARKDOWN_CLASSES:
+        parts += [
+            "## Noise transition matrix",
+            "Estimated probability of each given label (column) for each true class (row), in "
+            "percent, with its interval.",
+            _transition_table(issues),
+        ]
+    details = [*cleaning.details.items(), *_versions().items()]
+    command = printable(cleaning.command).replace("\n", "�")
+    parts += ["## Settings and versions", _table(("name", "value"), details, text=2)]
+    return "\n\n".join([*parts, f"```sh\n{command}\n```"]) + "\n"
+
+
+def _class_table(issues: LabelIssues) -> str:
+    given = np.bincount(issues.labels, minlength=len(issues.names))
+    wrong, gained = issues.pairs.sum(1), issues.pairs.sum(0)
+    rows = []
+    for i, name in enumerate(issues.names):
+        share = f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–"
+        after = given[i] - wrong[i] + gained[i]
+        rows.append((name, f"{given[i]:,}", f"{wrong[i]:,}", share, f"{after:,}"))
+    return _table(("class", "given", "flagged", "share", "after cleaning"), rows, text=1)
+
+
+def _transition_table(issues: LabelIssues) -> str:
+    t = issues.transition
+    rows = []
+    for i, name in enumerate(issues.names):
+        ends = zip(100 * t.matrix[i], 100 * t.low[i], 100 * t.high[i], strict=True)
+        cells = [f"{p:.1f} ({a:.1f} – {b:.1f})" if np.isfinite(p) else "–" for p, a, b in ends]
+        rows.append([name, *cells])
+    return _table(["true", *issues.names], rows, text=1)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 2) -> str:
+    """A Markdown table whose first columns are text, and the others numbers."""
+    sides = ["---" if i < text else "---:" for i in range(len(head))]
+    lines = [map(escape_markdown, head), sides, *(map(escape_markdown, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Text that Markdown shows unchanged, in one line.
+
+    >>> escape_markdown("a|b <i>")
+    'a\\|b &lt;i&gt;'
+    """
+    line = " ".join(printable(text).split())
+    return _SPECIAL.sub(r"\\\1", escape(line, quote=False))

@@ -13,11 +13,16 @@ from typing import Any
 from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.find import find_label_issues, network_for
 from neuvar.cleaning.image_folder import require_pillow
-from neuvar.cleaning.page import is_images
+from neuvar.cleaning.page import is_images, printable
 from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
-from neuvar.cleaning.results import check_folder, write_cleaning, write_decided
+from neuvar.cleaning.results import (
+    Cleaning,
+    check_folder,
+    frequent_pairs,
+    write_cleaning,
+    write_decided,
+)
 from neuvar.cleaning.score import LabelIssues, compare_with_chance
-from neuvar.cleaning.summary import Cleaning, frequent_pairs, printable
 from neuvar.cli.clean import TOP, TRAINING
 from neuvar.cli.columns import aligned
 from neuvar.cli.progress import training_progress
