@@ -158,7 +158,7 @@ def _find(wanted: Sequence[str], names: Sequence[str], problem: str, hint: str =
 
 def _read_only_array(path: Path, wanted: Sequence[str], what: str) -> Array:
     """The array of an .npy file; of an .npz file, its only array or the first of some names."""
-    name = []
+    name: list[str] = []
     if path.suffix.lower() == ".npz":
         names = _try_numpy(array_names, path)
         name = names if len(names) == 1 else [_find(wanted, names, f"{path} has no {what}")]

@@ -104,7 +104,7 @@ def _is_parquet(path: Path) -> bool:
 def _read_csv(path: Path, **options: Any) -> Any:
     """A data frame in which an empty cell stays empty text."""
     try:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(NEEDS_PANDAS) from error
     options |= {"na_filter": False, "low_memory": False, "index_col": False}
@@ -142,7 +142,7 @@ def first_line(error: Exception) -> str:
 
 def _numbers(column: Any, path: Path) -> Array:
     """Finite numbers in float64, from a column of numbers, booleans or, in a CSV file, text."""
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     cells = np.asarray(column)
     if cells.dtype.kind in NUMBERS:
