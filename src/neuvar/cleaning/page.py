@@ -29,6 +29,10 @@ GIVEN = (
     "These are the labels that the given probabilities disagree with. They can be wrong: review "
     "each label and decide."
 )
+OBSERVED = (
+    "These are the labels that your network disagreed with while it was trained. It can be wrong: "
+    "review each label and decide."
+)
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
@@ -56,7 +60,7 @@ def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
         scripts=SCRIPTS,
         name=escape(printable(cleaning.source.name)),
         findings=escape(str(cleaning)),
-        lead=TRAINED if "network" in cleaning.settings else GIVEN,
+        lead=_lead(cleaning.settings),
         labels=f"{n:,}",
         classes=f"{len(cleaning.issues.names):,}",
         flagged=f"{cleaning.flagged:,}",
@@ -77,6 +81,12 @@ def printable(text: str) -> str:
     'cat�'
     """
     return _CONTROL.sub("�", text)
+
+
+def _lead(settings: dict[str, Any]) -> str:
+    if "network" in settings:
+        return TRAINED
+    return OBSERVED if "observed" in settings else GIVEN
 
 
 def embed(data: Any) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from neuvar.cleaning.examples import NUMBERS, Examples, read_examples, read_labels
 from neuvar.cleaning.image_folder import files_in, is_image, read_images
+from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.score import Array
 from neuvar.cleaning.tables import check_column, first_line, read_header, read_table, read_texts
 from neuvar.labels.label_files import array_names, read_array
@@ -24,6 +26,8 @@ PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
 """Names under which the arrays of an .npz file are looked for, in this order."""
 LABEL = "label"
 """The column of labels unless another one is named."""
+OBSERVED = "observed"
+"""Kind of a source that is the file of an observer, without inputs."""
 DATA_KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?")
@@ -36,7 +40,7 @@ class Source:
     """A dataset from a file or folder."""
 
     name: str
-    kind: str  # "folder", "npz", "csv" or "parquet"
+    kind: str  # "folder", "npz", "csv", "parquet" or "observed"
     examples: Examples
     values: Array  # label of each class in its original form, numbers or text
     columns: tuple[str, ...] = ()
@@ -45,7 +49,7 @@ class Source:
     @property
     def id_column(self) -> str:
         """What identifies an example: "file" or "index"."""
-        return "file" if self.examples.files else "index"
+        return "file" if self.examples.files and self.kind != OBSERVED else "index"
 
     @property
     def ids(self) -> Sequence[str]:
@@ -260,7 +264,19 @@ def _class_values(labels: Array, names: Sequence[str]) -> Array:
     return np.array([int(name) for name in names] if labels.dtype.kind in NUMBERS else names)
 
 
-def with_classes(source: Source, classes: int) -> Source:
+def read_observed(path: Path) -> Source:
+    """The labels that an observer has seen, without inputs; their indices stand for files."""
+    if not path.is_file():
+        raise ValueError(f"--observed must be a file of LabelObserver.save(), there is no {path}")
+    observer = LabelObserver.load(path)
+    issues, seen = observer.seen_issues()
+    files = tuple(map(str, seen))
+    examples = Examples(torch.zeros(len(seen), 0), issues.labels, issues.names, files)
+    values = issues.values if observer.names is None else np.array(issues.names)
+    return Source(path.name, OBSERVED, examples, values)
+
+
+def with_classes(source: Source, classes: int, given: str = "--probabilities") -> Source:
     """The same data, for probabilities of so many classes.
 
     Labels that are numbers may leave classes out; for text it is unknown which ones are left out.
@@ -270,7 +286,7 @@ def with_classes(source: Source, classes: int) -> Source:
         return source
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= classes:
         raise ValueError(
-            f"--probabilities must have a column for each of the {len(e.names)} classes of "
+            f"{given} must have a column for each of the {len(e.names)} classes of "
             f"{source.name}, got {classes} columns"
         )
     every = np.arange(classes, dtype=values.dtype)

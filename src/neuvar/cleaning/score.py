@@ -74,6 +74,8 @@ class LabelIssues:
         values: label of each class in its original form: a number, text or another object.
         files: for images from a folder, the path of each within it; otherwise empty.
         b: noise scale at the end of training; None without training.
+        unseen: indices of examples that a :class:`~neuvar.LabelObserver` never saw. They are not
+            judged; their label is -1 if it is not known.
     """
 
     labels: Array
@@ -87,6 +89,7 @@ class LabelIssues:
     values: Array
     files: tuple[str, ...] = field(default=(), repr=False)
     b: float | None = None
+    unseen: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -105,6 +108,11 @@ class LabelIssues:
     @property
     def cleaned(self) -> Array:
         """Labels in their original form, with flagged ones replaced by the suggestions."""
+        if (self.labels < 0).any():
+            raise ValueError(
+                f"{(self.labels < 0).sum()} of {len(self)} labels are not known: their examples "
+                "were never seen in training; give label_issues() the labels of all examples"
+            )
         labels: Array = self.values[np.where(self.flagged, self.suggested, self.labels)]
         return labels
 
@@ -119,6 +127,7 @@ class LabelIssues:
         return (
             f"{int(self.flagged.sum())} of {len(self)} labels are flagged; about "
             f"{self.noise_rate} of all labels are wrong"
+            + (f"; {len(self.unseen)} examples were never seen" if len(self.unseen) else "")
         )
 
 

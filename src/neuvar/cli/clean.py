@@ -54,13 +54,17 @@ examples:
                                                    clean labels that were cleaned before
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
+  neuvar clean digits.npz --observed observed.pt   use what a LabelObserver saw in your own
+                                                   training, do not train; without DATA, the page
+                                                   shows indices of examples and no pictures
   neuvar clean digits.npz --decisions decisions.csv
                                                    apply the decisions made on the page of
                                                    out/clean to its labels, do not train
 """,
     )
     add = parser.add_argument_group("data and results").add_argument
-    add("data", type=Path, metavar="DATA", help="see below")
+    add("data", type=Path, nargs="?", metavar="DATA",
+        help="see below; may be left out with --observed")  # fmt: skip
     add("--labels", metavar="WHERE",
         help="array or column of labels, or a .npy, .npz or .csv file with them; for a folder, a "
         ".csv file with the columns file and label")  # fmt: skip
@@ -76,6 +80,9 @@ examples:
     add("--probabilities", type=Path, metavar="FILE",
         help="predicted probabilities, .npy, .npz or .csv, one row per example and one column per "
         "class in sorted order: do not train")  # fmt: skip
+    add("--observed", type=Path, metavar="FILE",
+        help="file of LabelObserver.save(): judge the labels by your own training, do not "
+        "train")  # fmt: skip
     add("--decisions", type=Path, metavar="FILE",
         help="decisions.csv from the page in DIR: apply them to its labels")  # fmt: skip
     add = parser.add_argument_group("training").add_argument
@@ -114,16 +121,29 @@ def _clean(options: argparse.Namespace) -> int:
         _refuse([*used, *training], "--decisions")
     if options.probabilities:
         _refuse(training, "--probabilities")
+    if options.observed:
+        _refuse([*training, *(["probabilities"] if options.probabilities else [])], "--observed")
+    if options.data is None:
+        _refuse_without_data(options)
     for name, value in TRAINING.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     options.device = check_device(options.device)
-    data, out = options.data.resolve(), options.out.resolve()
-    if options.data.is_dir() and (data == out or data in out.parents):
-        raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
+    if options.data is not None and options.data.is_dir():
+        data, out = options.data.resolve(), options.out.resolve()
+        if data == out or data in out.parents:
+            raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
     from neuvar.cli.label_issues import apply_decisions, clean  # imports torch
 
     return apply_decisions(options) if options.decisions else clean(options)
+
+
+def _refuse_without_data(options: argparse.Namespace) -> None:
+    if not options.observed:
+        raise ValueError("DATA must be given, or --observed FILE")
+    for name in ("labels", "inputs", "drop", "size"):
+        if getattr(options, name):
+            raise ValueError(f"--{name} must not be given without DATA, where it has no effect")
 
 
 def _refuse(names: list[str], beside: str) -> None:

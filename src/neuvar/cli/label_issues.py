@@ -13,8 +13,16 @@ from typing import Any
 from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.find import find_label_issues, network_for
 from neuvar.cleaning.image_folder import require_pillow
+from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.page import is_images, printable
-from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
+from neuvar.cleaning.readers import (
+    OBSERVED,
+    Source,
+    read_observed,
+    read_probabilities,
+    read_source,
+    with_classes,
+)
 from neuvar.cleaning.results import (
     Cleaning,
     check_folder,
@@ -40,6 +48,8 @@ def clean(options: argparse.Namespace) -> int:
         print(f"left out: {left_out}", flush=True)
     if options.probabilities:
         source, issues, settings = _score_given(source, options.probabilities)
+    elif options.observed:
+        source, issues, settings = _score_observed(source, options)
     else:
         issues, settings = _train(source.examples, options)
     if left_out:
@@ -74,6 +84,8 @@ def apply_decisions(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> Source:
+    if options.data is None:
+        return read_observed(options.observed)
     names = ("labels", "inputs", "drop", "size")
     return read_source(options.data, **{name: getattr(options, name) for name in names})
 
@@ -82,7 +94,7 @@ def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     """The arguments that read the same data again."""
     given = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
     given += [("drop", name) for name in options.drop]
-    words = [str(options.data)]
+    words = ["--observed", str(options.observed)] if options.data is None else [str(options.data)]
     for name, value in given:
         if value and str(value).startswith("-"):
             words.append(f"--{name}={value}")
@@ -106,6 +118,33 @@ def _score_given(source: Source, file: Path) -> tuple[Source, LabelIssues, dict[
             f"order: {_order(e.names)}"
         )
     return source, issues, {"probabilities": str(file)}
+
+
+def _score_observed(
+    source: Source, options: argparse.Namespace
+) -> tuple[Source, LabelIssues, dict[str, Any]]:
+    """Judge labels by what an observer has seen; without data, those of the seen examples."""
+    observer = LabelObserver.load(options.observed)
+    settings: dict[str, Any] = {"observed": str(options.observed)}
+    if options.data is not None:
+        source = with_classes(source, observer.classes, "--observed")
+        if len(source.examples) != observer.examples:
+            raise ValueError(
+                f"--observed must be about {source.name}, which has {len(source.examples):,} "
+                f"examples, not {observer.examples:,}"
+            )
+    e = source.examples
+    _print_size(e)
+    if options.data is None:
+        issues, _ = observer.seen_issues()
+        never = observer.examples - len(issues)
+    else:
+        issues = replace(observer.label_issues(e.labels), names=e.names)
+        never = len(issues.unseen)
+    if never:
+        print(f"never seen in training, not judged: {never:,} examples", flush=True)
+        settings["never_seen"] = never
+    return source, issues, settings
 
 
 def _train(examples: Examples, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
@@ -149,5 +188,5 @@ def standardize(examples: Examples) -> Examples:
 def _where(source: Source, out: Path) -> str:
     if source.kind == "npz":
         return f'numpy.load("{out / "labels.npy"}")'
-    by = "by file" if source.kind == "folder" else "in the order of the rows"
+    by = {"folder": "by file", OBSERVED: "by index"}.get(source.kind, "in the order of the rows")
     return f"column label of {out / 'labels.csv'}, {by}"
