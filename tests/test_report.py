@@ -22,12 +22,11 @@ from neuvar._atomic import write_files
 from neuvar.engine import Results
 from neuvar.experiments import ExperimentFile
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
-from neuvar.report import figures, plot
+from neuvar.report import figures
+from neuvar.report.figures import band, caption, description, spread, y_limits
 from neuvar.report.gather import ORDER
-from neuvar.report.markdown import number
 from neuvar.report.page import page
-from neuvar.report.plot import band, caption, description, spread, y_limits
-from neuvar.report.text import diverged_runs, duration, printable, provenance
+from neuvar.report.text import diverged_runs, number, printable, provenance, total_time
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -174,13 +173,13 @@ class TestNumbers:
         assert said == "y against x. SGD: 12.5 % at 1, 50.0 % at 30."
 
     def test_duration_has_the_unit_that_suits(self):
-        assert [duration(s) for s in (0, 59, 60, 3599, 3600, 86400, 172800)] == [
+        assert [total_time([{"seconds": s}]) for s in (0, 59, 60, 3599, 3600, 86400, 172800)] == [
             "0 s", "59 s", "1.0 min", "60.0 min", "1.0 h", "24.0 h", "2.0 days",
         ]  # fmt: skip
 
     def test_facts_add_up_and_name_each_thing_once(self):
         said = dict(provenance(found("ewc").results))
-        assert said["Time"] == duration(6 * 97.5)
+        assert said["Time"] == "9.8 min"
         assert said["Dates"] == "2026-03-01 to 2026-03-03"
         assert said["Machine"] == "cores 2, cpu a laptop"
         assert said["torch"] == "2.13.0"
@@ -339,16 +338,16 @@ class TestFigures:
     def test_colour_by_role_dashes_and_marker_by_order(self):
         rows = (("SGD", "plain"), ("b = 0.01", "nvrm"), ("b = 0.03", "nvrm"), ("SAM", "other"))
         one = Panel("", "", "", tuple(Line(a, (1,), ((1.0,),), r) for a, r in rows))
-        looks = list(plot.styles([one, one]).values())
+        looks = list(figures.styles([one, one]).values())
         assert [looks[i].colour for i in (0, 1, 3)] == ["#d55e00", "#0072b2", "#009e73"]
-        assert looks[2].colour == plot.mixed("#0072b2", plot.INK, 0.65)
+        assert looks[2].colour == figures.mixed("#0072b2", figures.INK, 0.65)
         assert len({(s.dashes, s.marker) for s in looks}) == 4
         assert looks[1].dashes != looks[2].dashes
 
     def test_a_value_of_b_has_the_same_look_in_every_figure(self):
         def looks(*bs):
             lines = tuple(Line(f"b = {b:g}", (1,), ((1.0,),), "nvrm", b) for b in bs)
-            return plot.styles([Panel("", "", "", lines)])
+            return figures.styles([Panel("", "", "", lines)])
 
         every, one = looks(0.05, 0.01, 0.02, 0.03, 0.07), looks(0.05)
         assert [label for label, _ in every] == [
@@ -359,7 +358,7 @@ class TestFigures:
         assert len(set(looks(0.001, 0.002, 0.003, 0.004).values())) == 4
         axis = Line("NVRM (b on the x-axis)", (1,), ((1.0,),), "nvrm")
         some = Panel("", "", "", (axis, Line("b = 0.03", (1,), ((1.0,),), "nvrm", 0.03)))
-        assert len(set(plot.styles([some]).values())) == 2
+        assert len(set(figures.styles([some]).values())) == 2
 
     def test_bands_end_where_values_are_possible(self):
         rows = ((0.9, 0.0), (1.0, 0.1), (1.0, 0.0))
@@ -377,7 +376,7 @@ class TestFigures:
         assert high > 1000
         below, _ = band(shown.lines[0], shown)
         assert (below > 0).all()
-        with plot.plain_matplotlib("x"):
+        with figures.plain_matplotlib("x"):
             scales = [
                 figures.make_figure([one]).axes[0].get_yscale()
                 for one in (shown, panel((0.0, 1.0), percent=False, log_y=True))
@@ -440,7 +439,7 @@ class TestFigures:
         assert figures.DPI >= 150
 
     def test_at_most_four_columns(self):
-        with plot.plain_matplotlib("x"):
+        with figures.plain_matplotlib("x"):
             for count in range(1, 14):
                 figure = figures.make_figure([panel((0.1, 0.2))] * count)
                 spec = figure.axes[0].get_subplotspec().get_gridspec()
@@ -450,14 +449,14 @@ class TestFigures:
 
     def test_band_is_one_deviation(self):
         rows = ((0.2, 0.4), (0.4, 0.6))
-        with plot.plain_matplotlib("x"):
+        with figures.plain_matplotlib("x"):
             axes = figures.make_figure([panel(*rows)]).axes[0]
         top = axes.collections[0].get_paths()[0].vertices[:, 1].max()
         assert top == pytest.approx(0.5 + statistics.stdev((0.4, 0.6)))
         assert axes.lines[0].get_ydata() == pytest.approx([0.3, 0.5])
 
     def test_one_trial_has_no_band(self):
-        with plot.plain_matplotlib("x"):
+        with figures.plain_matplotlib("x"):
             axes = figures.make_figure([panel((0.2, 0.4))]).axes[0]
         assert len(axes.collections) == 0
 
@@ -585,7 +584,7 @@ class TestPage:
         body = text[text.index("<body>") :]
         assert "stroke: var(--plain)" in body
         assert "fill: currentColor" in body
-        for colour in (*plot.COLOURS.values(), plot.INK, plot.GRID):
+        for colour in (*figures.COLOURS.values(), figures.INK, figures.GRID):
             assert colour not in body
 
     def test_it_says_all_that_a_reader_needs(self, written):
@@ -732,5 +731,5 @@ def test_a_panel_says_once_what_it_shows(title, label):
     from neuvar.experiments.findings import Panel
 
     axes = Figure().add_subplot()
-    plot.plot(axes, Panel(title, "epoch", "test accuracy", ()), {}, (0, 1), 3)
+    figures.plot(axes, Panel(title, "epoch", "test accuracy", ()), {}, (0, 1), 3)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", label)

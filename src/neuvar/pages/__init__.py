@@ -17,12 +17,17 @@ def fill(package: str, /, *, scripts: Iterable[str] = ("page.js",), **parts: str
         scripts: files that follow the shared script, in this order.
         parts: the other placeholders of the template, as safe HTML.
     """
+    template = Template(_part(package, "page.html"))
+    return template.substitute(parts, head=head(package, scripts))
+
+
+def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
+    """The shared head of a page, with its policy, style and script; see :func:`fill`."""
     css = _part(__name__, "base.css") + _part(package, "page.css")
     # One function around all of them keeps their names out of the window.
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
-    head = Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
-    return Template(_part(package, "page.html")).substitute(parts, head=head)
+    return Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
 
 
 def _part(package: str, name: str) -> str:

@@ -1,10 +1,9 @@
 """Turn results into figures, tables and one page. Nothing here trains."""
 
-from neuvar.report.documents import insert
 from neuvar.report.figures import draw
+from neuvar.report.files import Report, insert, write, write_claims
 from neuvar.report.gather import Claim, Finding, gather, load
 from neuvar.report.markdown import report_markdown, summary_markdown, table_markdown
-from neuvar.report.writing import Report, write, write_claims
 
 __all__ = [
     "Claim",

@@ -1,47 +1,316 @@
-"""Figures: panels side by side in a file, or one by one as SVG inside of the page."""
+"""Figures: panels side by side in a file, or one by one as SVG for the page.
+
+Lines are means with bands. A method has the same colour in every figure.
+"""
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from neuvar._atomic import write_files
-from neuvar.experiments.findings import Panel
-from neuvar.report.plot import (
-    COLOURS,
-    GRID,
-    INK,
-    LETTERS,
-    PAPER,
-    SETTINGS,
-    SHADES,
-    Style,
-    caption,
-    description,
-    mixed,
-    plain_matplotlib,
-    plot,
-    styles,
-    y_limits,
-)
+from neuvar.experiments.findings import Line, Panel, Role
 from neuvar.report.text import printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Array = NDArray[np.float64]
+
+# The colours of Okabe and Ito, which colour-blind readers can tell apart.
+COLOURS: dict[Role, str] = {
+    "plain": "#d55e00",
+    "nvrm": "#0072b2",
+    "other": "#009e73",
+    "third": "#cc79a7",
+    "fourth": "#e69f00",
+}
+INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
+B_LIMITS = (0.015, 0.025, 0.04, 0.06)
+"""Limits of b between one shade of a colour and the next: the larger b, the darker."""
+SHADES = ((PAPER, 0.4), (PAPER, 0.2), (INK, 0.0), (INK, 0.35), (INK, 0.65))
+"""The colour that each shade mixes in, and its share."""
+ORDER = (2, 4, 0, 3, 1)
+"""Shades of lines without b, or whose shade is taken."""
+DASHES: tuple[Any, ...] = (
+    (0, (1.2, 1.2)),
+    (0, (5, 1.6)),
+    "-",
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (9, 2)),
+)
+MARKERS: dict[Role, str] = {"plain": "o", "nvrm": "s", "other": "^", "third": "D", "fourth": "v"}
+B_MARKERS = "<>pPX"
+"""Markers of lines with b, and of further lines without b, by shade."""
+
+_INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+SETTINGS: dict[str, Any] = dict.fromkeys(_INKED, INK) | {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 8.5,
+    "axes.titleweight": "bold",
+    "axes.xmargin": 0.03,
+    "font.size": 8,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "text.parse_math": False,  # a dollar sign in a label is one
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+}
+FEW = 16
+"""Lines with at most this many points have a marker at each."""
+LETTERS = 11
+"""Letters of a title or a label per inch."""
+STEPS = (1, 2, 5, 10)
+"""Multiples of a power of ten at which an axis may have ticks."""
 SIZES = {1: (4.6, 3.0), 2: (3.6, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
 """Width and height of a panel in inches, by the number of columns."""
 KINDS = ("svg", "png")
 LEGEND = 15
 """Letters of the legend per inch."""
 DPI = 200
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour by role; shade, dashes and marker by b, or by order."""
+
+    colour: str
+    dashes: Any
+    marker: str
+
+
+@contextmanager
+def plain_matplotlib(salt: str, settings: Mapping[str, Any] = SETTINGS) -> Iterator[None]:
+    """Use matplotlib's defaults and our settings, not the user's; ``salt`` fixes the ids of SVG."""
+    try:
+        import matplotlib.style
+    except ImportError as error:
+        raise ImportError('a figure needs matplotlib: pip install "neuvar[plot]"') from error
+    with matplotlib.style.context(["default", {**settings, "svg.hashsalt": salt}]):
+        yield
+
+
+def styles(panels: Sequence[Panel]) -> dict[tuple[str, Role], Style]:
+    """A style for each line of a figure, in the order of the legend."""
+    roles = list(COLOURS)
+    lines = {(line.label, line.role): line for panel in panels for line in panel.lines}
+    taken: dict[tuple[str, Role], int] = {}
+    for key, line in sorted(lines.items(), key=lambda item: (roles.index(item[0][1]), item[1].b)):
+        wanted = [bisect.bisect(B_LIMITS, line.b)] if line.b else []
+        used = {
+            s for k, s in taken.items() if k[1] == line.role and bool(lines[k].b) == bool(line.b)
+        }
+        taken[key] = next((s for s in (*wanted, *ORDER) if s not in used), ORDER[0])
+    return {
+        key: Style(
+            mixed(COLOURS[key[1]], *SHADES[shade]),
+            DASHES[shade],
+            B_MARKERS[shade] if lines[key].b or shade != ORDER[0] else MARKERS[key[1]],
+        )
+        for key, shade in taken.items()
+    }
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """A colour with a share of another in it.
+
+    >>> mixed("#d55e00", "#222222", 0), mixed("#000000", "#ffffff", 0.5)
+    ('#d55e00', '#808080')
+    """
+    pairs = ((int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
+
+
+def spread(line: Line) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Mean, standard deviation and number of trials at each x, over the trials that reach it.
+
+    NaN for the mean of no trials, and for the deviation of fewer than two.
+
+    >>> mean, deviation, n = spread(Line("", (1, 2), ((0.2, 0.4), (0.4,))))
+    >>> mean.round(6).tolist(), n.tolist()
+    ([0.3, 0.4], [2, 1])
+    """
+    values = np.full((len(line.trials), len(line.x)), np.nan)
+    for row, trial in zip(values, line.trials, strict=True):
+        known = np.asarray(trial[: len(line.x)], np.float64)
+        row[: len(known)] = np.where(np.isfinite(known), known, np.nan)
+    there = np.isfinite(values)
+    n = there.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0).sum(axis=0) / n
+        squares = np.where(there, values - mean, 0) ** 2
+        deviation = np.sqrt(np.where(n > 1, squares.sum(axis=0) / (n - 1), np.nan))
+    return mean, deviation, n
+
+
+def band(line: Line, panel: Panel) -> tuple[Array, Array]:
+    """Mean minus and plus one standard deviation, within the values that are possible."""
+    mean, deviation, _ = spread(line)
+    low, high = mean - deviation, mean + deviation
+    if panel.percent:
+        high = np.minimum(high, np.maximum(mean, 1.0))
+    if panel.percent and not panel.signed:
+        low = np.maximum(low, np.minimum(mean, 0.0))
+    return (np.where(low > 0, low, mean) if is_log(panel) else low), high
+
+
+def is_log(panel: Panel) -> bool:
+    """Whether y has a logarithmic axis: if asked for, and if all means are positive."""
+    return panel.log_y and not any((spread(line)[0] <= 0).any() for line in panel.lines)
+
+
+def plot(
+    axes: Axes,
+    panel: Panel,
+    looks: dict[tuple[str, Role], Style],
+    limits: tuple[float, float],
+    height: float,
+) -> None:
+    """Draw one panel; each line is an SVG group with the id ``series-NUMBER``."""
+    for group, (key, look) in enumerate(looks.items()):
+        for line in (line for line in panel.lines if (line.label, line.role) == key):
+            mean, deviation, n = spread(line)
+            axes.plot(
+                line.x,
+                mean,
+                color=look.colour,
+                linestyle=look.dashes,
+                marker=look.marker,
+                markevery=None if len(line.x) <= FEW else max(1, len(line.x) // 7),
+                markeredgewidth=0,
+                gid=f"series-{group}",
+            )
+            if len(line.x) == 1:
+                axes.errorbar(line.x, mean, deviation, color=look.colour, capsize=3)
+            elif (n > 1).any():
+                axes.fill_between(
+                    line.x,
+                    *band(line, panel),
+                    facecolor=(look.colour, 0.13),
+                    edgecolor=(look.colour, 0.4),
+                    linewidth=0.5,
+                    gid=f"series-{group}-band",
+                )
+    axes.set_xlabel(printable(panel.x_label))
+    if not panel.title.lower().endswith(panel.y_label.lower()):
+        axes.set_ylabel(textwrap.fill(printable(panel.y_label), int(LETTERS * height)))
+    if is_log(panel):
+        axes.set_yscale("log")
+    axes.set_ylim(*limits)
+    _set_ticks(axes, panel)
+    if not any((spread(line)[2] > 0).any() for line in panel.lines):
+        axes.text(0.5, 0.5, "no finished runs", ha="center", transform=axes.transAxes)
+
+
+def y_limits(panels: Sequence[Panel]) -> list[tuple[float, float]]:
+    """Limits of y for each panel; panels with the same label share them if none becomes flat."""
+    own = [_extent(panel) for panel in panels]
+    keys = [(panel.y_label, panel.percent, is_log(panel)) for panel in panels]
+    limits = []
+    for extent, key in zip(own, keys, strict=True):
+        group = [other for other, its_key in zip(own, keys, strict=True) if its_key == key]
+        low, high = min(a for a, _ in group), max(b for _, b in group)
+        if min(b - a for a, b in group) < 0.4 * (high - low):
+            low, high = extent
+        margin = 0.05 * (high - low)
+        ends = low - margin, high + margin
+        limits.append((10 ** ends[0], 10 ** ends[1]) if key[2] else ends)
+    return limits
+
+
+def _extent(panel: Panel) -> tuple[float, float]:
+    """Lowest and highest point of means and bands; logarithms of them if the axis has some."""
+    ends = [e for line in panel.lines for e in (spread(line)[0], *band(line, panel))]
+    points = np.concatenate([np.asarray(e) for e in ends]) if ends else np.zeros(0)
+    points = points[np.isfinite(points)]
+    if len(points) == 0:
+        return 0.0, 1.0
+    if is_log(panel):
+        points = np.log10(points)
+    low, high = float(points.min()), float(points.max())
+    least = 0.01 if panel.percent else 0.02 * max(abs(high), abs(low)) or 1.0
+    middle, half_height = (low + high) / 2, max(high - low, least) / 2
+    return middle - half_height, middle + half_height
+
+
+def _set_ticks(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    places = sorted({float(x) for line in panel.lines for x in line.x})
+    if panel.log_x and places and places[-1] > 0:
+        if places[0] > 0:
+            axes.set_xscale("log")
+        else:  # b = 0 has no logarithm
+            least = min(x for x in places if x > 0)
+            axes.set_xscale("symlog", linthresh=least, linscale=0.5)
+    at: list[float] = [float(axes.transData.transform((x, 1.0))[0]) for x in places]
+    gaps = [b - a for a, b in itertools.pairwise(at)]
+    if places and len(places) <= 8 and all(gap >= 0.1 * (at[-1] - at[0]) for gap in gaps):
+        axes.xaxis.set_major_locator(FixedLocator(places))
+    elif axes.get_xscale() == "log":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    elif axes.get_xscale() == "linear":
+        integers = all(x == int(x) for x in places)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integers, steps=STEPS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    if not is_log(panel):
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    factor, unit = (100, "\u00a0%") if panel.percent else (1, "")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{round(factor * y, 6):g}{unit}"))
+
+
+def caption(panels: Sequence[Panel]) -> str:
+    """What lines and bands are, with the number of trials."""
+    counts = [int(n) for panel in panels for line in panel.lines for n in spread(line)[2] if n]
+    if not counts:
+        return "No run of this figure has finished."
+    few, most = min(counts), max(counts)
+    if most == 1:
+        return "Lines are single trials (n = 1), so there is no band."
+    n = str(most) if few == most else f"{few} to {most}"
+    return f"Lines are means, bands ± one standard deviation, over n = {n} trials."
+
+
+def description(panel: Panel) -> str:
+    """A panel for readers who cannot see it: the first and the last value of each line."""
+    said = [f"{panel.y_label} against {panel.x_label}."]
+    for line in panel.lines:
+        mean = spread(line)[0]
+        there = np.flatnonzero(np.isfinite(mean))
+        shown = dict.fromkeys(there[[0, -1]]) if len(there) else ()
+        at = [
+            f"{100 * mean[i]:.1f} % at {line.x[i]:g}"
+            if panel.percent
+            else f"{mean[i]:.3g} at {line.x[i]:g}"
+            for i in shown
+        ]
+        said.append(f"{line.label}: {', '.join(at) or 'no finished trials'}.")
+    return printable(" ".join(said))
 
 
 def draw(panels: Sequence[Panel], path: Path | str) -> Path:
@@ -144,68 +413,56 @@ _DROPPED = re.compile(
     r"<(metadata|style)\b.*?</\1>|(?<=>)\s+(?=<)|(?<=<g) id=\"(?!series)[^\"]*\"", re.S
 )
 _SERIES = re.compile(r' id="series-(\d+)[^"]*"')
-_STYLE = re.compile(r' style="[^"]*"')
-_FONT = re.compile(r"font-family: [^;]*; ?")
+_ATTRIBUTE = re.compile(r' (style|d|x|y|transform)="[^"]*"')
 _COLOUR = re.compile("|".join(CSS_COLOURS))
-_GEOMETRY = re.compile(r' (?:d|x|y|transform)="[^"]*"')
+_FONT = re.compile(r"font-family: [^;]*; ?")
 _DECIMALS = re.compile(r"\d+\.\d{3,}")
 
 
-def inline(panels: Sequence[Panel], name: str) -> list[str]:
-    """An SVG element for each panel; ``name`` must be unique on the page."""
+def page_figure(panels: Sequence[Panel], name: str) -> tuple[list[str], list[str]]:
+    """SVG elements for the page: the panels, and a piece of each line for the legend.
+
+    Their ids begin with ``name``, which must be unique on the page.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     looks = styles(panels)
     # Few panels are shown larger; they must be readable on a phone.
     size = (3.9, 2.5) if len(panels) in (1, 2, 4) else (3.3, 2.35)
-    made = []
+    drawn, pieces = [], []
     for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
-        one = escape(f"{name}-{i}")
-        with _drawing(size, f"{name}-{i}") as figure:
+        one, title = escape(f"{name}-{i}"), escape(printable(panel.title))
+        with plain_matplotlib(f"{name}-{i}", INLINE):
+            figure = Figure(figsize=size, layout="constrained")
             plot(figure.add_subplot(), panel, looks, limits, size[1])
             svg = _svg(figure, f'role="img" aria-labelledby="{one}-title {one}-desc"')
-        title, desc = escape(printable(panel.title)), escape(description(panel))
-        head, _, content = svg.partition(">")
-        words = f'<title id="{one}-title">{title}</title><desc id="{one}-desc">{desc}</desc>'
-        made.append(f"{head}>{words}{content}")
-    return made
-
-
-def swatch(look: Style, name: str) -> str:
-    """A short piece of a line, for the legend of the page."""
-    with _drawing((0.42, 0.13), name) as figure:
-        from matplotlib.lines import Line2D
-
-        line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
-        line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
-        figure.add_artist(line)
-        return _svg(figure, 'aria-hidden="true"')
-
-
-@contextmanager
-def _drawing(size: tuple[float, float], name: str) -> Iterator[Figure]:
-    """An empty figure for the page, whose SVG has ids that depend on ``name``."""
-    with plain_matplotlib(name, INLINE):
-        from matplotlib.figure import Figure
-
-        yield Figure(figsize=size, layout="constrained")
+        words = f'<title id="{one}-title">{title}</title>'
+        words += f'<desc id="{one}-desc">{escape(description(panel))}</desc>'
+        drawn.append(svg.replace(">", f">{words}", 1))
+    for i, look in enumerate(looks.values()):
+        with plain_matplotlib(f"{name}-swatch-{i}", INLINE):
+            figure = Figure(figsize=(0.42, 0.13), layout="constrained")
+            line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
+            line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
+            figure.add_artist(line)
+            pieces.append(_svg(figure, 'aria-hidden="true"'))
+    return drawn, pieces
 
 
 def _svg(figure: Figure, attributes: str) -> str:
     """The SVG element of a figure, with the colours of the page."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue()
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box is not None
-    content = _DROPPED.sub("", svg[svg.index(">", box.end()) + 1 :])
+    _, box, content = re.split(r'(viewBox="[^"]*")[^>]*>', file.getvalue(), maxsplit=1)
+    content = _DROPPED.sub("", content)
     content = _SERIES.sub(r' class="series s\1"', content).replace(" xlink:href=", " href=")
-    content = _STYLE.sub(_page_style, content)
-    content = _GEOMETRY.sub(_rounded, content)
-    return f"<svg {box[0]} {attributes}>{content.strip()}"
+    content = _ATTRIBUTE.sub(_page_attribute, content)
+    return f"<svg {box} {attributes}>{content.strip()}"
 
 
-def _page_style(style: re.Match[str]) -> str:
-    return _FONT.sub("", _COLOUR.sub(lambda colour: CSS_COLOURS[colour[0]], style[0]))
-
-
-def _rounded(geometry: re.Match[str]) -> str:
-    return _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", geometry[0])
+def _page_attribute(attribute: re.Match[str]) -> str:
+    """An attribute with the colours and the font of the page, and with two decimals."""
+    if attribute[1] == "style":
+        return _FONT.sub("", _COLOUR.sub(lambda colour: CSS_COLOURS[colour[0]], attribute[0]))
+    return _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", attribute[0])

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict
-from neuvar.experiments.run_spec import Run, as_dict
+from neuvar.experiments.run_spec import as_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""
@@ -25,58 +24,40 @@ ORDER: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 """The order of scales under a claim: the most informative first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The results for one claim at one scale; figure, table and verdict are made when needed.
+    """The results for one claim at one scale.
 
     Attributes:
         experiment: the claim.
         scale: at which scale.
         results: the recorded runs, in the order of the experiment.
+        diverged: those of them that diverged.
+        panels: the figure.
+        table: the numbers.
+        verdict: the experiment's verdict; undecided while a setting has fewer than two trials.
         planned: number of runs of the scale.
         recorded: how many of these are recorded.
         trials: fewest and most finished trials of a setting.
-        asked: number of trials to ask the command for; 0 for the scale's own.
-        short: settings with fewer than two recorded trials, as "2 of 8"; empty if there are none.
+        command: the command that produces these results.
     """
 
     experiment: Experiment
     scale: Scale
     results: tuple[Result, ...]
+    diverged: tuple[Result, ...]
+    panels: tuple[Panel, ...]
+    table: Table
+    verdict: Verdict
     planned: int
     recorded: int
     trials: tuple[int, int]
-    asked: int
-    short: str
-
-    @cached_property
-    def panels(self) -> tuple[Panel, ...]:
-        """The figure."""
-        return tuple(self.experiment.panels(self.results))
-
-    @cached_property
-    def table(self) -> Table:
-        """The numbers."""
-        return self.experiment.table(self.results)
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """The experiment's verdict; undecided while a setting has fewer than two trials."""
-        verdict = self.experiment.check(self.results)
-        if not self.short or verdict.outcome == "undecided":
-            return verdict
-        because = f"{self.short} settings have fewer than two trials yet. {verdict.because}"
-        return Verdict("undecided", because, verdict.cases)
+    command: str
 
     @property
     def name(self) -> str:
         """The name of its files and of its section on the page."""
         return f"{self.experiment.name}-{self.scale}"
-
-    @cached_property
-    def diverged(self) -> tuple[Result, ...]:
-        """The runs that diverged."""
-        return tuple(result for result in self.results if not result.finished)
 
     @property
     def n(self) -> str:
@@ -85,19 +66,19 @@ class Finding:
         return str(most) if few == most else f"{few}–{most}"
 
     @property
-    def command(self) -> str:
-        """The command that produces these results."""
-        return command(self.experiment, self.scale, self.asked)
-
-    @property
     def tally(self) -> str:
         """The number of runs, in words."""
-        done = "" if self.recorded == self.planned else f"{self.recorded} of "
         text = f"{self.recorded} of {self.planned} runs"
         if extra := len(self.results) - self.recorded:
+            done = "" if self.recorded == self.planned else f"{self.recorded} of "
             trials = "extra trial" if extra == 1 else "extra trials"
             text = f"{len(self.results)} runs ({done}{self.planned} planned, {extra} {trials})"
         return f"{text}, {len(self.diverged)} diverged" if self.diverged else text
+
+    @property
+    def counts(self) -> str:
+        """The number of trials and of runs, in words."""
+        return f"Mean ± standard deviation, n = {self.n} trials per setting; {self.tally}"
 
 
 @dataclass(frozen=True)
@@ -158,15 +139,14 @@ def gather(
     """
     for scale in (*scales, *results):
         one_of("scales", scale, SCALES)
+    chosen, shown = list(experiments), scales or ("paper", "cpu")
     claims = []
-    for experiment in experiments:
-        every = (_finding(experiment, scale, results.get(scale, {})) for scale in ORDER)
-        claims.append(Claim(experiment, tuple(finding for finding in every if finding)))
-    present = {finding.scale for claim in claims for finding in claim.findings}
-    shown = set(scales) or (present - {"smoke"}) or present
-    return tuple(
-        Claim(c.experiment, tuple(f for f in c.findings if f.scale in shown)) for c in claims
-    )
+    for e in chosen:
+        every = (_finding(e, s, results.get(s, {})) for s in ORDER if s in shown)
+        claims.append(Claim(e, tuple(finding for finding in every if finding)))
+    if not scales and not any(claim.findings for claim in claims):
+        return gather(results, chosen, ["smoke"])
+    return tuple(claims)
 
 
 def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | None:
@@ -176,34 +156,39 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
     # Trials are numbered by their seeds, so the largest seed says how many there may be.
     seeds = [line["run"].get("seed") for line in lines.values()]
     most = min(MOST_TRIALS, 1 + max((s for s in seeds if isinstance(s, int)), default=0))
-    planned = _by_key(experiment.runs(scale, 0))
-    known = _by_key(experiment.runs(scale, most)) | planned
-    results = tuple(Result(run, lines[key]) for key, run in known.items() if key in lines)
-    if not results:
+    planned = {run.key: run for run in experiment.runs(scale, 0)}
+    known = {run.key: run for run in experiment.runs(scale, most)} | planned
+    found = {key: Result(run, lines[key]) for key, run in known.items() if key in lines}
+    if not found:
         return None
-    extra = (known.keys() & lines.keys()) - planned.keys()
-    enough = (t for t in range(1, most) if extra <= _by_key(experiment.runs(scale, t)).keys())
-    recorded = Counter(_setting(result.run) for result in results)
-    finished = Counter(_setting(result.run) for result in results if result.finished)
-    settings = set(map(_setting, planned.values()))
-    counts = [finished[setting] for setting in settings | finished.keys()]
-    short = sum(recorded[setting] < 2 for setting in settings)
+    results, extra, asked = tuple(found.values()), found.keys() - planned.keys(), 0
+    if extra:  # the smallest number of trials that includes them
+        enough = (t for t in range(1, most) if extra <= {r.key for r in experiment.runs(scale, t)})
+        asked = next(enough, most)
+
+    # A setting is what a run shares with its other trials.
+    setting = {
+        key: json.dumps({k: v for k, v in as_dict(run).items() if k not in ("seed", "label_seed")})
+        for key, run in known.items()
+    }
+    settings = {setting[key] for key in planned}
+    recorded = Counter(setting[key] for key in found)
+    finished = Counter(setting[key] for key, result in found.items() if result.finished)
+    counts = [finished[one] for one in settings | finished.keys()]
+    verdict, short = experiment.check(results), sum(recorded[one] < 2 for one in settings)
+    if short and verdict.outcome != "undecided":
+        why = f"{short} of {len(settings)} settings have fewer than two trials yet. "
+        verdict = Verdict("undecided", why + verdict.because, verdict.cases)
     return Finding(
         experiment=experiment,
         scale=scale,
         results=results,
+        diverged=tuple(result for result in results if not result.finished),
+        panels=tuple(experiment.panels(results)),
+        table=experiment.table(results),
+        verdict=verdict,
         planned=len(planned),
-        recorded=sum(key in lines for key in planned),
+        recorded=sum(key in found for key in planned),
         trials=(min(counts, default=0), max(counts, default=0)),
-        asked=next(enough, most) if extra else 0,
-        short=f"{short} of {len(settings)}" if short else "",
+        command=command(experiment, scale, asked),
     )
-
-
-def _by_key(runs: Iterable[Run]) -> dict[str, Run]:
-    return {run.key: run for run in runs}
-
-
-def _setting(run: Run) -> str:
-    """What a run shares with its other trials."""
-    return json.dumps({k: v for k, v in as_dict(run).items() if k not in ("seed", "label_seed")})

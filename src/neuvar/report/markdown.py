@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 
-from neuvar.experiments.findings import Cell, Table, Verdict
+from neuvar.experiments.findings import Table, Verdict
+from neuvar.report.figures import caption
 from neuvar.report.gather import Claim, Finding, command
-from neuvar.report.plot import caption
-from neuvar.report.text import SCALE_TITLES, VERDICTS, diverged_runs, printable, provenance
+from neuvar.report.text import (
+    SCALE_TITLES,
+    VERDICTS,
+    diverged_runs,
+    numeric_columns,
+    printable,
+    provenance,
+)
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
@@ -25,43 +31,23 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", safe)
 
 
-def number(cell: str | Cell) -> float | None:
-    """The value by which a cell of a table is sorted, if it is a number.
-
-    >>> number("40 %"), number("0.05"), number("SGD"), number(Cell((0.5, 0.7)))
-    (40.0, 0.05, None, 0.6)
-    """
-    try:
-        text = "" if isinstance(cell, Cell) else cell.strip().removesuffix("%")
-        value = (
-            cell.mean if isinstance(cell, Cell) else float(text.replace("−", "-").replace(",", ""))
-        )
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def numeric(table: Table, column: int) -> bool:
-    """Whether a column holds only numbers and empty cells."""
-    cells = [row[column] for row in table.rows if str(row[column]) not in ("", "–")]
-    return bool(cells) and all(number(cell) is not None for cell in cells)
+def _lines(rows: Iterable[Iterable[str]]) -> str:
+    """Rows of cells as the lines of a table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def table_markdown(table: Table) -> str:
     """A table in Markdown; columns of numbers, except the first, are aligned to the right.
 
+    >>> from neuvar.experiments.findings import Cell
     >>> print(table_markdown(Table(("method", "test"), (("SGD", Cell((0.5, 0.7))),))))
     | method | test |
     | --- | ---: |
     | SGD | 60.0 ± 14.1 % |
     """
+    sides = ["---:" if i and right else "---" for i, right in enumerate(numeric_columns(table))]
     rows = [[escape(str(cell)) for cell in row] for row in table.rows]
-    sides = ["---:" if i and numeric(table, i) else "---" for i in range(len(table.columns))]
-    return "\n".join(map(_row, [list(map(escape, table.columns)), sides, *rows]))
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return _lines([map(escape, table.columns), sides, *rows])
 
 
 def verdict_markdown(verdict: Verdict) -> str:
@@ -69,14 +55,6 @@ def verdict_markdown(verdict: Verdict) -> str:
     sign, words = VERDICTS[verdict.outcome]
     cases = "".join(f"\n- {escape(case)}" for case in verdict.cases)
     return f"{sign} **{words}**: {escape(verdict.because)}\n{cases}".rstrip()
-
-
-def counts(finding: Finding) -> str:
-    """The number of trials and of runs, in a sentence."""
-    return (
-        f"Mean ± standard deviation, n = {finding.n} trials per setting; "
-        f"{finding.tally}, {finding.scale} scale."
-    )
 
 
 def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
@@ -92,7 +70,7 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
         for name, outcome, *others in claim.rows():
             title = f"[{escape(e.title)}](#{name})" if linked else escape(e.title)
             rows.append([escape(e.number), title, " ".join(VERDICTS[outcome]), *others])
-    return "\n".join(map(_row, rows))
+    return _lines(rows)
 
 
 def report_markdown(claims: Sequence[Claim]) -> str:
@@ -107,27 +85,22 @@ def report_markdown(claims: Sequence[Claim]) -> str:
             parts.append(f"No results yet: `{command(e, 'cpu')}`")
         for finding in claim.findings:
             parts += _finding(finding)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _finding(finding: Finding) -> list[str]:
-    e = finding.experiment
+    title, scale = escape(finding.experiment.title), finding.scale
     parts = [
-        f'<a id="{finding.name}"></a>\n\n### {SCALE_TITLES[finding.scale]}',
+        f'<a id="{finding.name}"></a>\n\n### {SCALE_TITLES[scale]}',
         verdict_markdown(finding.verdict),
     ]
     if finding.panels:
-        parts += [
-            f"![{escape(e.title)}, {finding.scale} scale](figures/{finding.name}.svg)",
-            caption(finding.panels),
-        ]
-    parts += [table_markdown(finding.table), counts(finding)]
+        parts.append(f"![{title}, {scale} scale](figures/{finding.name}.svg)")
+        parts.append(caption(finding.panels))
+    parts += [table_markdown(finding.table), f"{finding.counts}, {scale} scale."]
     if finding.diverged:
         lost = diverged_runs(finding.diverged, finding.results)
         parts += ["Diverged:", "\n".join(f"- {escape(a)}: {escape(b)}" for a, b in lost)]
-    if settings := escape(e.settings(finding.scale)):
-        parts.append(settings)
-    parts += [f"```sh\n{finding.command}\n```"]
-    pairs = [f"{name}: {value}" for name, value in provenance(finding.results)]
-    parts.append(escape("; ".join(pairs)) + ".")
-    return parts
+    origin = "; ".join(f"{name}: {value}" for name, value in provenance(finding.results))
+    settings = escape(finding.experiment.settings(scale))
+    return [*parts, settings, f"```sh\n{finding.command}\n```", f"{escape(origin)}."]

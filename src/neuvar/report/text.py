@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from neuvar.experiments.findings import Result
+from neuvar.experiments.findings import Cell, Result, Table
 from neuvar.experiments.run_spec import NOT_IN_KEY, as_dict
 
 VERDICTS = {
@@ -35,45 +36,69 @@ def printable(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def duration(seconds: float) -> str:
-    """A time in a suitable unit.
+def number(cell: str | Cell) -> float | None:
+    """The value by which a cell of a table is sorted, if it is a number.
 
-    >>> duration(42), duration(150), duration(5400), duration(400000)
-    ('42 s', '2.5 min', '1.5 h', '4.6 days')
+    >>> number("40 %"), number("0.05"), number("SGD"), number(Cell((0.5, 0.7)))
+    (40.0, 0.05, None, 0.6)
     """
+    if isinstance(cell, Cell):
+        value = cell.mean
+    else:
+        try:
+            value = float(cell.strip().removesuffix("%").replace("−", "-").replace(",", ""))
+        except ValueError:
+            return None
+    return value if math.isfinite(value) else None
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Whether each column of a table holds only numbers and empty cells."""
+    columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
+    known = [[cell for cell in cells if str(cell) not in ("", "–")] for cells in columns]
+    return [bool(cells) and all(number(cell) is not None for cell in cells) for cells in known]
+
+
+def total_time(lines: Iterable[dict[str, Any]]) -> str:
+    """The computing time of recorded lines, in a suitable unit.
+
+    >>> [total_time([{"seconds": s}]) for s in (42, 150, 5400, 400000)]
+    ['42 s', '2.5 min', '1.5 h', '4.6 days']
+    """
+    seconds = sum(float(line.get("seconds") or 0) for line in lines)
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size or (unit != "days" and seconds >= size):
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def total_time(lines: Iterable[dict[str, Any]]) -> str:
-    """The computing time of recorded lines."""
-    return duration(sum(float(line.get("seconds") or 0) for line in lines))
+def dates(lines: Iterable[dict[str, Any]]) -> str:
+    """The first and the last day of recorded lines; empty if no line has a date."""
+    days = sorted(str(line["when"])[:10] for line in lines if line.get("when"))
+    return " to ".join(dict.fromkeys(days[:1] + days[-1:]))
 
 
 def provenance(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Time, dates, machines, versions and commits of results, as pairs of name and values."""
     lines = [result.line for result in results]
-    days = sorted(str(line["when"])[:10] for line in lines if line.get("when"))
-    versions = [line.get("versions") or {} for line in lines]
-    packages = dict.fromkeys(["neuvar", "torch", "python", "numpy"])
-    packages |= dict.fromkeys(sorted({name for found in versions for name in found}))
-    runs = [line.get("run") or {} for line in lines]
-    pairs = {
-        "Time": total_time(lines),
-        "Dates": " to ".join(dict.fromkeys(days[:1] + days[-1:])),
-        "Machine": _distinct(line.get("machine") for line in lines),
-        "Device": _distinct(line.get("device") for line in lines),
-        "Threads": _distinct(line.get("threads") for line in lines),
-        **{name: _distinct(found.get(name) for found in versions) for name in packages},
-        "Commit": _distinct(_short(line.get("commit")) for line in lines),
-        **{
-            name.replace("_", " ").capitalize(): _distinct(run.get(name) for run in runs)
-            for name in NOT_IN_KEY
-        },
-    }
-    return [(name, value) for name, value in pairs.items() if value]
+    values: dict[str, set[str]] = {}
+    for line in lines:
+        run, commit = line.get("run") or {}, line.get("commit") or ""
+        facts = {
+            "Machine": line.get("machine"),
+            "Device": line.get("device"),
+            "Threads": line.get("threads"),
+            **dict.fromkeys(["neuvar", "torch", "python", "numpy"]),
+            **dict(sorted((line.get("versions") or {}).items())),
+            # "+" marks sources that differ from the commit.
+            "Commit": commit[:12] + "+" * commit.endswith("+"),
+            **{name.replace("_", " ").capitalize(): run.get(name) for name in NOT_IN_KEY},
+        }
+        for name, value in facts.items():
+            values.setdefault(name, set()).add(_words(value))
+    pairs = {"Time": total_time(lines), "Dates": dates(lines)}
+    pairs |= {name: "; ".join(sorted(words - {""})) for name, words in values.items()}
+    return [(name, words) for name, words in pairs.items() if words]
 
 
 def diverged_runs(diverged: Iterable[Result], results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -90,12 +115,8 @@ def diverged_runs(diverged: Iterable[Result], results: Sequence[Result]) -> list
     return pairs
 
 
-def _short(commit: str | None) -> str:
-    """The beginning of a commit; "+" marks sources that differ from it."""
-    return commit[:12] + "+" * commit.endswith("+") if commit else ""
-
-
 def _words(value: Any) -> str:
+    """A recorded value as text; empty for None and False."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_words(value[name])}" for name in sorted(value))
     if isinstance(value, bool):
@@ -105,7 +126,3 @@ def _words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value is None else str(value)
-
-
-def _distinct(values: Iterable[Any]) -> str:
-    return "; ".join(sorted(set(map(_words, values)) - {""}))
