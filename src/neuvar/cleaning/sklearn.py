@@ -107,17 +107,22 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.progress = progress
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
-        """Train on features of shape (n, features) and their labels."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Train on features of shape (n, features) and their labels.
+
+        An example of weight 2 counts in the loss, and in the means and deviations of the features,
+        as two examples do. Label issues do not depend on the weight of an example itself.
+        """
         if isinstance(y, (list, tuple)):
             y = label_array(y)  # numpy would turn a missing label among text into text
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         if y.dtype.kind != "O":
             check_classification_targets(y)
         indices, names = read_labels(y)
+        weights = None if sample_weight is None else _check_weights(sample_weight, len(y))
         seed = seed_from(self.random_state)
         with np.errstate(all="ignore"):  # overflow is refused in _standardize
-            scaler = StandardScaler().fit(X)
+            scaler = StandardScaler().fit(X, sample_weight=weights)
         examples = Examples(_standardize(scaler, X, torch.float32), indices, names)
         model = _make_network(self.model, examples, seed)
         network, scores = prepare(model, examples.inputs, seed=seed, device=self.device)
@@ -125,7 +130,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = self.get_params(deep=False)
         for name in ("model", "random_state"):
             del options[name]
-        run = train_once(network, examples, seed=seed, **options)
+        run = train_once(network, examples, seed=seed, weights=weights, **options)
         self.classes_ = y[np.unique(indices, return_index=True)[1]]
         self.scaler_ = scaler
         self.model_ = run.model.cpu().eval().requires_grad_(False)
@@ -153,6 +158,21 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         best = self.predict_proba(X).argmax(1)  # raises NotFittedError before classes_ is used
         classes: Array = self.classes_[best]
         return classes
+
+
+def _check_weights(sample_weight: Any, count: int) -> Array:
+    try:
+        weights = np.asarray(sample_weight, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"sample_weight must be numbers, got {sample_weight!r:.60}") from None
+    if weights.shape != (count,):
+        raise ValueError(
+            f"sample_weight must have one number for each of {count} examples, got the shape "
+            f"{weights.shape}"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise ValueError("sample_weight must be finite numbers >= 0, not all of them zero")
+    return weights
 
 
 def _standardize(scaler: Any, features: Array, dtype: torch.dtype) -> Tensor:
