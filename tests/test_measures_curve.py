@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from neuvar import NVRMAdam, largest_b, neural_variability, variability_curve
 from neuvar.data import mnist_excerpt
-from neuvar.measures.curve import CrossingSearch
+from neuvar.measures.variability import CrossingSearch
 from neuvar.models import mlp
 from tests.landscapes import Quadratic, as_loss, classes, classifier, one_example, quadratic
 

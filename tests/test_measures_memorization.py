@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from neuvar.measures.estimate import Proportion
-from neuvar.measures.memorization import label_memorization
-from neuvar.measures.plateau import Plateau, plateau_noise_rate
+from neuvar.measures.memorization import Plateau, label_memorization, plateau_noise_rate
 
 # --- proportions ---
 

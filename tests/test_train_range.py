@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import neuvar
 from neuvar import find_b, find_label_issues
 from neuvar.data import Batches, Split
-from neuvar.measures.curve import Curve
+from neuvar.measures.variability import Curve
 from neuvar.models import mlp
 from neuvar.optim.auto_b import SHARE
 from neuvar.train import range_test

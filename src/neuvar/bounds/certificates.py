@@ -27,9 +27,14 @@ from neuvar.bounds.formulas import (
     variability_bound,
 )
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.landscape import BOUNDS, Landscape, Loss
-from neuvar.measures.loss_and_accuracy import are_classes, batch_accuracy
-from neuvar.measures.train_test_gap import check_mean, loss_per_example
+from neuvar.measures.landscape import BOUNDS, Landscape
+from neuvar.measures.loss_and_accuracy import (
+    Loss,
+    are_classes,
+    batch_accuracy,
+    check_mean,
+    loss_per_example,
+)
 from neuvar.optim.layout import bare
 from neuvar.optim.noisy_parameters import held_clean
 

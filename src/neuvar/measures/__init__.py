@@ -1,15 +1,32 @@
 """Measures of trained models, each with a confidence interval or an error."""
 
 from neuvar.measures.calibration import Calibration, CalibrationBin, calibration_error
-from neuvar.measures.curvature import CurvatureCheck, curvature_check, hessian_trace
-from neuvar.measures.curve import Curve, LargestB, largest_b, variability_curve
 from neuvar.measures.estimate import Estimate, Proportion
-from neuvar.measures.memorization import Memorization, label_memorization
-from neuvar.measures.plateau import Plateau, plateau_noise_rate
-from neuvar.measures.sharpness import Sharpness, keskar_sharpness
+from neuvar.measures.memorization import (
+    GeneralizationGap,
+    Memorization,
+    Plateau,
+    generalization_gap,
+    label_memorization,
+    plateau_noise_rate,
+)
+from neuvar.measures.sharpness import (
+    CurvatureCheck,
+    Sharpness,
+    curvature_check,
+    expected_sharpness,
+    hessian_trace,
+    keskar_sharpness,
+)
 from neuvar.measures.task_accuracy import Average, Forgetting, delta_ab, forgetting
-from neuvar.measures.train_test_gap import GeneralizationGap, generalization_gap
-from neuvar.measures.variability import Variability, expected_sharpness, neural_variability
+from neuvar.measures.variability import (
+    Curve,
+    LargestB,
+    Variability,
+    largest_b,
+    neural_variability,
+    variability_curve,
+)
 
 __all__ = [
     "Average",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from neuvar import _validate
 from neuvar.measures.conversion import as_tensor, class_labels
-from neuvar.measures.plots import new_axes, plot_calibration
+from neuvar.measures.plots import plot_calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,19 +74,12 @@ class Calibration:
 
         It removes less than half of the bias for a calibrated model, more for larger gaps. It may
         be negative, so that means over runs are not biased.
-
-        References:
-            Efron & Tibshirani 1993, An introduction to the bootstrap, chapter 10.
         """
         return 2 * self.value - float(np.mean(self.resampled))
 
     @property
     def floor(self) -> float:
-        """Mean value of a perfectly calibrated model with the same confidences and bins.
-
-        References:
-            Bröcker & Smith 2007, Increasing the reliability of reliability diagrams.
-        """
+        """Mean value of a perfectly calibrated model with the same confidences and bins."""
         return float(np.mean(self.calibrated))
 
     @property
@@ -113,9 +105,7 @@ class Calibration:
 
         Grey bars are the intervals of a calibrated model; bins outside are orange diamonds.
         """
-        ax = new_axes(4.8, 4.8) if ax is None else ax
-        plot_calibration(self, ax)
-        return ax
+        return plot_calibration(self, ax)
 
 
 def calibration_error(
@@ -138,7 +128,8 @@ def calibration_error(
     References:
         Guo et al. 2017, On calibration of modern neural networks (equal width);
         Nixon et al. 2019, Measuring calibration in deep learning (equal mass);
-        Kumar et al. 2019, Verified uncertainty calibration (bias).
+        Kumar et al. 2019, Verified uncertainty calibration (bias);
+        Bröcker & Smith 2007, Increasing the reliability of reliability diagrams (floor).
 
     Args:
         outputs: Logits or probabilities, shape (n, classes).
@@ -169,12 +160,12 @@ def calibration_error(
     resamples = _validate.integer("resamples", resamples, low=100)
     _validate.probability("confidence", confidence)
     generator = np.random.Generator(np.random.PCG64(_validate.seed(seed)))
-    _validate.one_of("scheme", scheme, SCHEMES)
+    _validate.one_of("scheme", scheme, ("equal-mass", "equal-width"))
 
     largest, predicted = probabilities.max(dim=1)
     order = torch.argsort(largest, stable=True)
     sure, correct = largest[order].numpy(), (predicted == truth)[order].numpy()
-    starts = np.flatnonzero(np.diff(SCHEMES[scheme](sure, bins), prepend=-1))
+    starts = np.flatnonzero(np.diff(_bin_numbers(sure, bins, scheme), prepend=-1))
     counts = np.diff(starts, append=n)
     sums, right = np.add.reduceat(sure, starts), np.add.reduceat(correct.astype(int), starts)
 
@@ -189,14 +180,12 @@ def calibration_error(
     for row in hits:
         row[:] = np.add.reduceat((generator.random(n) < sure).astype(int), starts)
     expected = [_central(column, confidence) for column in (hits / counts).T]
-    columns = zip(
-        (sums / counts).tolist(), (right / counts).tolist(), counts.tolist(), expected, strict=True
-    )
+    means = (sums / counts).tolist(), (right / counts).tolist(), counts.tolist()
     return Calibration(
         value=error(sure - correct),
         maximum=float((np.abs(sums - right) / counts).max()),
         n=n,
-        bins=tuple(CalibrationBin(*column) for column in columns),
+        bins=tuple(map(CalibrationBin, *means, expected)),
         scheme=scheme,
         resampled=tuple(sorted(resample() for _ in range(resamples))),
         calibrated=tuple(np.sort(np.abs(hits - sums).sum(axis=1) / n).tolist()),
@@ -232,23 +221,15 @@ def _probabilities(outputs: Any, logits: bool) -> Tensor:
     return values.double()
 
 
-def _equal_mass(confidence: Array, bins: int) -> Array:
-    """Bin of each example; ties go to the bin of their middle."""
+def _bin_numbers(confidence: Array, bins: int, scheme: str) -> Array:
+    """Bin of each example."""
+    if scheme == "equal-width":  # an edge belongs to the bin below it
+        return np.searchsorted(np.arange(1, bins) / bins, confidence, side="left")
+    # Ties go to the bin of their middle.
     _, which, counts = np.unique(confidence, return_inverse=True, return_counts=True)
-    middle = np.cumsum(counts) - (counts + 1) / 2
-    number: Array = np.floor((middle + 0.5) * bins / len(confidence)).astype(int)
-    return number[which]
-
-
-def _equal_width(confidence: Array, bins: int) -> Array:
-    """Bin of each example; an edge belongs to the bin below it."""
-    return np.searchsorted(np.arange(1, bins) / bins, confidence, side="left")
-
-
-SCHEMES: dict[str, Callable[[Array, int], Array]] = {
-    "equal-mass": _equal_mass,
-    "equal-width": _equal_width,
-}
+    middle = np.cumsum(counts) - counts / 2
+    numbers: Array = np.floor(middle * bins / len(confidence)).astype(int)
+    return numbers[which]
 
 
 def _central(values: Array | tuple[float, ...], confidence: float) -> tuple[float, float]:

@@ -18,16 +18,10 @@ Number = TypeVar("Number", float, np.ndarray[Any, np.dtype[Any]])
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over independent samples, with its error.
+    """A mean over independent samples, with its standard error.
 
-    If a sample is not finite, the mean and both ends of the interval are infinite.
-
-    Attributes:
-        mean: The estimate.
-        stderr: Its standard error.
-        interval: Contains the true mean with probability ``confidence``.
-        samples: Number of independent samples.
-        confidence: Confidence level of ``interval``.
+    ``interval`` contains the true mean with probability ``confidence``. If a sample is not finite,
+    the mean and both ends of the interval are infinite.
     """
 
     mean: float
@@ -43,8 +37,7 @@ class Estimate:
         >>> Estimate.of([1.0, 2.0, 3.0]).mean
         2.0
         """
-        x = np.asarray(samples, dtype=np.float64)
-        confidence = probability("confidence", confidence)
+        x, confidence = np.asarray(samples, float), probability("confidence", confidence)
         tail = (1 - confidence) / 2
         return cls(*_mean_and_error(x), (limit(x, tail), limit(x, 1 - tail)), len(x), confidence)
 
@@ -74,7 +67,7 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
     >>> limit(x, 0.5) < limit(x, 0.95)
     True
     """
-    x, n = np.asarray(samples, dtype=np.float64), len(samples)
+    x, n = np.asarray(samples, float), len(samples)
     if n < 2:
         raise ValueError(f"an error needs at least 2 samples, got {n}")
     mean, stderr = _mean_and_error(x)
@@ -112,28 +105,19 @@ def student_quantile(level: float, dof: int) -> float:
 
 
 def _student_cdf(t: float, dof: int) -> float:
-    """Distribution function, as the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    angle = math.atan2(t, math.sqrt(dof))
+    """Student's distribution function: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle, odd = math.atan2(t, math.sqrt(dof)), dof % 2
     sine, cosine = math.sin(angle), math.cos(angle)
-    if dof % 2:
-        k = np.arange(1, (dof - 1) // 2)
-        terms = np.cumprod(np.concatenate([[cosine], 2 * k / (2 * k + 1) * cosine**2]))
-        inside = 2 / math.pi * (angle + (sine * terms.sum() if dof > 1 else 0.0))
-    else:
-        k = np.arange(1, dof // 2)
-        terms = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k) * cosine**2]))
-        inside = sine * terms.sum()
-    return float((1 + inside) / 2)
+    n = np.arange(1 + odd, dof - 2, 2)
+    series = sine * (1 + np.cumprod(n / (n + 1) * cosine**2).sum())
+    if odd:
+        series = 2 / math.pi * (angle + (cosine * series if dof > 1 else 0.0))
+    return float((1 + series) / 2)
 
 
 @dataclass(frozen=True)
 class Proportion:
-    """A count out of a number of cases, with its binomial error.
-
-    Attributes:
-        count: Number of cases that count.
-        of: Number of cases; with 0 the proportion is unknown.
-        confidence: Confidence level of ``interval``.
+    """``count`` out of ``of`` cases, with its binomial error; unknown if there are no cases.
 
     >>> wrong = Proportion(count=8, of=20)
     >>> wrong.value, round(wrong.stderr, 3)
@@ -167,12 +151,9 @@ class Proportion:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's score interval; (0, 1) without cases.
+        """Wilson's score interval (1927); (0, 1) without cases.
 
         Its lower end is exactly 0 when no case counts, its upper end exactly 1 when all do.
-
-        References:
-            Wilson 1927, Probable inference, the law of succession, and statistical inference.
         """
         z = normal_quantile(self.confidence)
         return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)

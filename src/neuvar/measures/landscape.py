@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -18,6 +20,7 @@ from neuvar._batches import Batches, Feed, batch_length, feed_batch
 from neuvar._eval_mode import clean_eval_mode
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.measures.loss_and_accuracy import (
+    Loss,
     LossAndAccuracy,
     batch_accuracy,
     batch_weights,
@@ -30,9 +33,6 @@ from neuvar.measures.loss_and_accuracy import (
 from neuvar.noise import SAMPLERS, Draw, Slot, family, standard_noise
 from neuvar.optim.layout import check_parameters, local, reshard, slots
 
-Loss = Callable[[Any, Any], Tensor]
-"""Called as ``loss(outputs, targets)``; returns the mean over the batch."""
-
 Parameters = Iterable[Tensor] | Iterable[str]
 """Parameters of a model, as tensors or by name."""
 
@@ -44,6 +44,8 @@ MEASURES, BOUNDS = -1, -2
 
 DRAWS_AT_ONCE = 16
 """How many perturbed models to evaluate in one vectorized call."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DataOptions(TypedDict, total=False):
@@ -63,6 +65,25 @@ class Options(DataOptions, total=False):
     sampler: str
     batchnorm: str
     vectorize: bool | None
+
+
+def lists_options(options: type, taken_by: Callable[..., Any]) -> Callable[[F], F]:
+    """Make ``help()`` list a function's ``**options``, with the defaults of who takes them.
+
+    Type checkers and editors know them from ``Unpack``.
+    """
+
+    def decorate(function: F) -> F:
+        signature, taken = inspect.signature(function), inspect.signature(taken_by).parameters
+        *own, _ = signature.parameters.values()
+        shared = [
+            taken[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name in options.__annotations__
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 class Landscape:
@@ -96,20 +117,18 @@ class Landscape:
         _validate.one_of("relative_to", relative_to, (None, "tensor", "filter"))
         _validate.one_of("batchnorm", batchnorm, ("keep", "reestimate"))
         _validate.one_of("sampler", sampler, SAMPLERS)
+        family(noise)
         if vectorize is not None:
             _validate.boolean("vectorize", vectorize)
         self.model, self.loss, self.feed = model, loss, feed or feed_batch
-        self.std, self.relative_to, self.vectorize = family(noise).std, relative_to, vectorize
+        self.relative_to, self.vectorize = relative_to, vectorize
         # A stream of its own: an optimizer with the same seed may have trained with the others.
-        seed = _validate.seed(seed)
-        self.draw = Draw(noise=noise, seed=seed, sampler=sampler, rank=stream)
+        self.draw = Draw(noise=noise, seed=_validate.seed(seed), sampler=sampler, rank=stream)
         self.slots = _select(model, parameters)
         self.batches = Batches(data, batch_size=batch_size, model=model)
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         self.batchnorm = batchnorm if any(m.track_running_stats for m in norms) else "absent"
         self.examples = 0
-        self._stack = ExitStack()
-        self._clean_weights: dict[Tensor, Tensor] = {}
 
     def __enter__(self) -> Landscape:
         with ExitStack() as stack:
@@ -117,10 +136,16 @@ class Landscape:
             self._clean_weights = {p: local(p).clone() for p in self.slots}
             stack.callback(self.move, None)
             self.scale = {p: self._scale(w) for p, w in self._clean_weights.items()}
-            self.clean = self.evaluate()
-            if not math.isfinite(self.clean.loss):
-                raise ValueError(f"the loss at the model's own weights is {self.clean.loss}")
-            self._check_same_data()
+            clean = self.clean = self.evaluate()
+            if not math.isfinite(clean.loss):
+                raise ValueError(f"the loss at the model's own weights is {clean.loss}")
+            if not self.batches.is_pair:  # a loader may give other data in each pass
+                again = self.evaluate().loss
+                if abs(again - clean.loss) > 1e-4 * abs(clean.loss) + 1e3 * self.rounding:
+                    raise ValueError(
+                        "data must be the same in every pass, but the loss at the same weights was "
+                        f"{clean.loss:.6g} and then {again:.6g}"
+                    )
             self._stack = stack.pop_all()
         return self
 
@@ -175,7 +200,7 @@ class Landscape:
         self.batches.check_count(sum(sizes))
         if not self.examples:
             raise ValueError("data has no target that counts: the loss ignores all of them")
-        self.batch_sizes, self.precision = sizes, torch.finfo(values[0][0].dtype).eps
+        self.largest_batch, self.precision = max(sizes), torch.finfo(values[0][0].dtype).eps
         self.weights = torch.stack(weights).cpu()
         return self._mean(values)
 
@@ -194,33 +219,17 @@ class Landscape:
         """Rounding error of a loss."""
         return self.precision * abs(self.clean.loss)
 
-    def _check_same_data(self) -> None:
-        """Evaluate twice, unless data is a pair of tensors: loaders may differ between passes."""
-        if self.batches.is_pair:
-            return
-        again = self.evaluate().loss
-        if abs(again - self.clean.loss) > 1e-4 * abs(self.clean.loss) + 1e3 * self.rounding:
-            raise ValueError(
-                "data must be the same in every pass, but the loss at the same weights was "
-                f"{self.clean.loss:.6g} and then {again:.6g}"
-            )
-
     def evaluate_noisy(
-        self, b: float, numbers: Iterable[int], signs: Sequence[int]
+        self, b: float, numbers: Sequence[int], signs: Sequence[int]
     ) -> list[LossAndAccuracy]:
         """Loss and accuracy at noise of scale b for each draw, averaged over the signs."""
-        numbers = list(numbers)
-        if b == 0:
+        if b == 0 or not numbers:
             return [self.clean] * len(numbers)
-        results = [self._one_draw(b, number, signs) for number in numbers[:1]]
+        results = [self._one_draw(b, numbers[0], signs)]
         if len(numbers) > 1 and self._should_vectorize():
             results = self._vectorized(b, numbers, signs, results[0]) or results
         results += [self._one_draw(b, number, signs) for number in numbers[len(results) :]]
-        n = len(signs)
-        return [
-            LossAndAccuracy(sum(r.loss for r in draw) / n, sum(r.accuracy for r in draw) / n)
-            for draw in results
-        ]
+        return [LossAndAccuracy(*mean) for mean in np.mean(results, axis=1).tolist()]
 
     def _one_draw(self, b: float, number: int, signs: Sequence[int]) -> list[LossAndAccuracy]:
         noise, results = self.noise(number), []
@@ -235,17 +244,17 @@ class Landscape:
         if self.vectorize is not None or self.batchnorm == "reestimate":
             return bool(self.vectorize) and self.batchnorm != "reestimate"
         weights = sum(p.numel() for p in self.slots)
-        return max(self.batch_sizes) * weights <= SMALL_WORK * len(self.slots)
+        return self.largest_batch * weights <= SMALL_WORK * len(self.slots)
 
     def _vectorized(
-        self, b: float, numbers: list[int], signs: Sequence[int], first: list[LossAndAccuracy]
+        self, b: float, numbers: Sequence[int], signs: Sequence[int], first: list[LossAndAccuracy]
     ) -> list[list[LossAndAccuracy]]:
         """Vectorized results of all draws, up to a failure or a mismatch with the first draw."""
         results: list[list[LossAndAccuracy]] = []
         step = max(1, DRAWS_AT_ONCE // len(signs))
         for low in range(0, len(numbers), step):
             part = self._at_once(b, numbers[low : low + step], signs)
-            if part is None or not (results or self._agree(part[0], first)):
+            if not part or not (results or self._agree(part[0], first)):
                 self.vectorize = False
                 break
             results += part
@@ -263,45 +272,41 @@ class Landscape:
 
     @torch.no_grad()
     def _at_once(
-        self, b: float, numbers: list[int], signs: Sequence[int]
-    ) -> list[list[LossAndAccuracy]] | None:
-        """Results of one vectorized evaluation; None if the model or the loss does not allow it."""
-        noises = [self.noise(number) for number in numbers]
-        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+        self, b: float, numbers: Sequence[int], signs: Sequence[int]
+    ) -> list[list[LossAndAccuracy]]:
+        """Results of one vectorized evaluation; empty if the model or the loss prevents it."""
+        noises, fed = [self.noise(number) for number in numbers], _Fed(self.model, self.feed)
+        names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
         weights = {}
         for p, clean in self._clean_weights.items():
-            shift = b * torch.stack([noise[p] for noise in noises])
-            shift = torch.stack([sign * shift for sign in signs], dim=1).flatten(0, 1)
+            shift = b * torch.stack([sign * noise[p] for noise in noises for sign in signs])
             weights[names[p]] = (clean + shift).to(clean.dtype)
 
-        def run(model_weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-            def call(*inputs: Any, **named: Any) -> Any:
-                return functional_call(self.model, model_weights, inputs, named)
-
-            return self._loss_and_accuracy(*self.feed(_FunctionModule(call), batch))
+        def run(weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+            return self._loss_and_accuracy(*functional_call(fed, weights, (batch,)))
 
         try:
             with self.batches.one_pass() as batches, warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it would be slow
                 values = [vmap(lambda w, x=x: run(w, x))(weights) for x in batches]
         except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
-            return None
+            return []
         if len(values) != len(self.weights):  # the data changed; evaluate() reports it
-            return None
+            return []
         models = range(len(numbers) * len(signs))
         means = [self._mean([(loss[k], hits[k]) for loss, hits in values]) for k in models]
         return [means[k : k + len(signs)] for k in models[:: len(signs)]]
 
 
-class _FunctionModule(nn.Module):
-    """A function in place of the model."""
+class _Fed(nn.Module):
+    """A model that takes whole batches, and returns outputs and targets."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, feed: Feed) -> None:
         super().__init__()
-        self._call = call
+        self.model, self.feed = model, feed
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._call(*inputs, **named)
+    def forward(self, batch: Any) -> tuple[Any, Any]:
+        return self.feed(self.model, batch)
 
 
 def _select(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:

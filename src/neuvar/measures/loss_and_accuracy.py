@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn import functional as F
 
 from neuvar._batches import batch_length
+
+Loss = Callable[[Any, Any], Tensor]
+"""Called as ``loss(outputs, targets)``; returns the mean over the batch."""
 
 IGNORE_INDEX = -100
 """The target that torch's losses ignore by default."""
 
 
-@dataclass(frozen=True)
-class LossAndAccuracy:
+class LossAndAccuracy(NamedTuple):
     """Mean loss over all data and, for classification, accuracy (else nan)."""
 
     loss: float
@@ -72,8 +75,9 @@ def counted_targets(loss: Any, outputs: Any, targets: Any) -> Tensor | None:
     is_torch, ignored, _ = _loss_options(loss)
     mask = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
     has_scores = isinstance(outputs, Tensor) and outputs.ndim == targets.ndim + 1
-    has_scores = has_scores and outputs.numel() > targets.numel()
-    return mask & (targets >= 0) if has_scores and not is_torch else mask
+    if has_scores and outputs.numel() > targets.numel() and not is_torch:
+        mask &= targets >= 0
+    return mask
 
 
 def batch_weights(loss: Any, outputs: Any, targets: Any) -> Tensor:
@@ -134,3 +138,25 @@ def weighted_mean(values: list[Tensor], weights: Tensor) -> float:
     """Mean over batches; values with weight 0 may be nan."""
     stacked, used = torch.stack(values).detach().cpu().double(), weights > 0
     return float(stacked[used] @ weights[used] / weights.sum()) if used.any() else math.nan
+
+
+def loss_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each row as a batch of one."""
+
+    def of_one(output: Tensor, target: Tensor) -> Tensor:
+        return scalar(loss(output.unsqueeze(0), target.unsqueeze(0)))
+
+    try:
+        return vmap(of_one)(outputs, targets)
+    except RuntimeError:  # a loss that depends on values cannot be vectorized
+        return torch.stack(list(map(of_one, outputs, targets)))
+
+
+def check_mean(batch_loss: Tensor, losses: Tensor) -> None:
+    """Refuse a loss of a batch that is not the mean of the losses of its examples."""
+    mean = float(losses.mean())
+    if not abs(float(batch_loss) - mean) <= 1e-3 * abs(mean) + 1e-6:
+        raise ValueError(
+            "loss must be the mean of the losses of single examples, but with class weights or "
+            f"ignored targets it is not: {float(batch_loss):.6g} for a batch with mean {mean:.6g}"
+        )

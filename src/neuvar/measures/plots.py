@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neuvar._validate import one_of
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from neuvar.measures.calibration import Calibration
-    from neuvar.measures.curve import Curve
-    from neuvar.measures.variability import Variability
+    from neuvar.measures.variability import Curve
 
 
-def new_axes(width: float, height: float) -> Axes:
-    """New axes; a helpful error without matplotlib."""
+def _new_axes(width: float, height: float) -> Axes:
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -26,9 +26,19 @@ def new_axes(width: float, height: float) -> Axes:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def plot_curve(curve: Curve, ax: Axes, show: str, label: str | None) -> None:
+def plot_curve(curve: Curve, ax: Axes | None, show: str, label: str | None) -> Axes:
     """Loss or accuracy against b, with the interval as a band."""
-    mean, low, high = zip(*(_height(point, show) for point in curve.points), strict=True)
+    one_of("show", show, ("loss", "accuracy"))
+    heights = []
+    for point in curve.points:
+        if show == "loss":
+            heights.append((point.perturbed, *(point.clean + end for end in point.interval)))
+        elif point.accuracy is None:
+            raise ValueError("there is no accuracy to show: the targets are not classes")
+        else:
+            heights.append((point.accuracy.mean, *point.accuracy.interval))
+    mean, low, high = zip(*heights, strict=True)
+    ax = _new_axes(5.5, 3.6) if ax is None else ax
     (line,) = ax.plot(curve.b, mean, marker="o", markersize=3.5, label=label)
     ax.fill_between(curve.b, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     first = curve.points[0]
@@ -37,18 +47,12 @@ def plot_curve(curve: Curve, ax: Axes, show: str, label: str | None) -> None:
     ax.set_ylabel(show)
     if label:
         ax.legend(frameon=False)
+    return ax
 
 
-def _height(point: Variability, show: str) -> tuple[float, float, float]:
-    if show == "loss":
-        low, high = point.interval
-        return point.perturbed, point.clean + low, point.clean + high
-    assert point.accuracy is not None
-    return point.accuracy.mean, *point.accuracy.interval
-
-
-def plot_calibration(calibration: Calibration, ax: Axes) -> None:
+def plot_calibration(calibration: Calibration, ax: Axes | None) -> Axes:
     """Reliability diagram: bins over grey bars over the diagonal."""
+    ax = _new_axes(4.8, 4.8) if ax is None else ax
     x, y = np.array([[b.confidence, b.accuracy] for b in calibration.bins]).T
     low, high = np.array([b.expected for b in calibration.bins]).T
     edge = math.floor(10 * min(x.min(), y.min(), low.min(), 0.9)) / 10
@@ -66,8 +70,7 @@ def plot_calibration(calibration: Calibration, ax: Axes) -> None:
     ):
         if mask.any():
             ax.scatter(x[mask], y[mask], marker=marker, c=color, label=label, **style)
-    least, most = calibration.interval
-    count = len(calibration.bins)
+    (least, most), count = calibration.interval, len(calibration.bins)
     ax.set_title(
         f"calibration error {calibration.value:.3f}, {percent} interval "
         f"{least:.3f} to {most:.3f}\nby chance alone {calibration.floor:.3f}; "
@@ -80,3 +83,4 @@ def plot_calibration(calibration: Calibration, ax: Axes) -> None:
     ax.legend(loc="upper left" if overconfident else "lower right", frameon=False, fontsize="small")
     ax.set(xlim=limits, ylim=limits, aspect="equal", xlabel="confidence", ylabel="accuracy")
     ax.spines[["top", "right"]].set_visible(False)
+    return ax

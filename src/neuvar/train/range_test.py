@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from neuvar import data as data_
 from neuvar._batches import Batches, Generators, feed_batch, to_device
 from neuvar._validate import integer
-from neuvar.measures.curve import Curve, variability_curve
-from neuvar.measures.variability import neural_variability
+from neuvar.measures.variability import Curve, neural_variability, variability_curve
 from neuvar.optim import NVRM
 from neuvar.optim.auto_b import LEAST, SHARE
 from neuvar.train.evaluation import Loss
