@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from networks import mlp
 from neuvar.continual import diagonal_fisher
-from neuvar.continual.importance import FISHERS
-from neuvar.continual.per_sample import Problem, by_vmap, stateless
+from neuvar.continual.importance import FISHERS, Problem, by_vmap
 from results import Ratio, cpu_model
 
 TARGET = 10.0
@@ -101,7 +100,7 @@ def loop(model: nn.Module, x: Tensor, y: Tensor, kind: str) -> Fisher:
 def vmapped(model: nn.Module, x: Tensor, y: Tensor, kind: str) -> Fisher:
     """The general way, also where there is a faster one."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    problem = Problem(stateless(model, {}), FISHERS[kind], 2, model)
+    problem = Problem(model, {}, FISHERS[kind], 2)
     return {name: total / len(x) for name, total in by_vmap(problem, weights, x, y).items()}
 
 

@@ -8,15 +8,14 @@ from torch import nn
 from torch.nn.functional import linear, one_hot
 
 from neuvar import NVRM
-from neuvar.continual import diagonal_fisher, output_sensitivity, per_sample
-from neuvar.continual.importance import FISHERS
-from neuvar.continual.per_sample import (
+from neuvar.continual import diagonal_fisher, importance, output_sensitivity
+from neuvar.continual.importance import (
+    FISHERS,
     Problem,
     by_layers,
     by_loop,
     by_vmap,
     choose_method,
-    stateless,
 )
 from neuvar.data import mnist_excerpt
 
@@ -273,7 +272,7 @@ class TestAnyNetwork:
         x, y = samples()
         model = build(name)
         weights = {n: p.detach() for n, p in model.named_parameters()}
-        problem = Problem(stateless(model, {}), FISHERS["exact"], 2, model)
+        problem = Problem(model, {}, FISHERS["exact"], 2)
         way = choose_method(problem, weights, x, y)
         if name in FAST:
             assert isinstance(way, partial)
@@ -338,7 +337,7 @@ class Bypassed(nn.Module):
 @pytest.mark.parametrize("compared", [2, 8])
 def test_uses_of_a_weight_that_the_first_samples_do_not_show(make, compared, monkeypatch):
     """In chunks of four samples the first are harmless; the computation itself is looked at."""
-    monkeypatch.setattr(per_sample, "COMPARED", compared)
+    monkeypatch.setattr(importance, "COMPARED", compared)
     model, (x, y) = filled(make()).double(), samples(40)
     x[:, 0] = x[:, 0].abs()
     if make is Tied:
@@ -346,7 +345,7 @@ def test_uses_of_a_weight_that_the_first_samples_do_not_show(make, compared, mon
     else:
         x[:20, 0] *= -1
     assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
-    monkeypatch.setattr(per_sample, "_chunk_size", lambda size, inputs: 4)
+    monkeypatch.setattr(importance, "_chunk_size", lambda size, inputs: 4)
     assert close(diagonal_fisher(model, x), by_hand(model, x, y, "exact"))
     batches = [x[:20], x[20:40], x[:0]]
     assert close(diagonal_fisher(model, batches), by_hand(model, x, y, "exact"))
@@ -357,13 +356,13 @@ def test_a_layer_used_twice_in_later_batches_only():
     model, (x, y) = filled(Sometimes()).double(), samples(20)
     x[:, 0] = x[:, 0].abs()
     x[:10, 0] *= -1
-    problem = Problem(stateless(model, {}), FISHERS["exact"], 2, model)
+    problem = Problem(model, {}, FISHERS["exact"], 2)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     way = choose_method(problem, weights, x[:10], y[:10])
     assert isinstance(way, partial)
     assert way.func is by_layers
     with pytest.raises(RuntimeError, match=r"'last.weight' is used outside of its layer"):
-        per_sample.layer_sums(problem, weights, x[10:], y[10:])
+        importance.layer_sums(problem, weights, x[10:], y[10:])
     result = way(problem, weights, x[10:], y[10:])
     assert close({n: t / 10 for n, t in result.items()}, by_hand(model, x[10:], y[10:], "exact"))
 
@@ -389,10 +388,10 @@ def test_the_comparison_looks_at_samples_all_over_the_data():
 
 def test_sums_that_are_zero_are_no_agreement():
     zero, one = torch.zeros(3), torch.ones(3)
-    assert not per_sample._agree(zero, zero)
-    assert not per_sample._agree(one, zero)
-    assert per_sample._agree(one * (1 + 1e-5), one)
-    assert not per_sample._agree(one * 1.01, one)
+    assert not importance._agree(zero, zero)
+    assert not importance._agree(one, zero)
+    assert importance._agree(one * (1 + 1e-5), one)
+    assert not importance._agree(one * 1.01, one)
 
 
 @pytest.mark.parametrize("memory", [1, 500, 3000, 20000])
@@ -400,7 +399,7 @@ def test_chunks_do_not_matter(memory, monkeypatch):
     """Down to one sample and one class at a time."""
     model, (x, y) = build("convolutional alone"), samples()
     expected = by_hand(model, x, y, "exact")
-    monkeypatch.setitem(per_sample.MEMORY, "cpu", memory)
+    monkeypatch.setitem(importance.MEMORY, "cpu", memory)
     assert close(diagonal_fisher(model, x), expected)
     mlp = build("mlp")
     assert close(diagonal_fisher(mlp, x), by_hand(mlp, x, y, "exact"))
@@ -411,10 +410,10 @@ def test_memory_of_a_chunk_is_bounded(gradients, expected, monkeypatch):
     """Six samples with four classes each; part of the classes of one; at least one gradient."""
     model, (x, _) = build("convolutional alone"), samples(40)
     size = sum(p.nbytes for p in model.parameters())
-    monkeypatch.setitem(per_sample.MEMORY, "cpu", int(gradients * size))
+    monkeypatch.setitem(importance.MEMORY, "cpu", int(gradients * size))
     rows = []
     monkeypatch.setattr(
-        per_sample, "_power_", lambda g, power: rows.append(g.shape[:2]) or g.pow(power)
+        importance, "_power_", lambda g, power: rows.append(g.shape[:2]) or g.pow(power)
     )
     diagonal_fisher(model, x)
     assert max(n * k for n, k in rows) == expected

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from neuvar import NVRM, NVRMSGD, NVRMAdam
 from neuvar.baselines import PSGD
 from neuvar.continual import EWC, MAS, SI, diagonal_fisher, output_sensitivity, split_tasks
-from neuvar.continual.penalty import QuadraticTerm
+from neuvar.continual.penalties import QuadraticTerm
 from neuvar.data import mnist_excerpt
 from neuvar.models import multi_head
 from tests import toy

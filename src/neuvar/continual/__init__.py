@@ -1,8 +1,7 @@
 """Continual learning: streams of tasks, and penalties against forgetting."""
 
 from neuvar.continual.importance import diagonal_fisher, output_sensitivity
-from neuvar.continual.methods import EWC, MAS, SI
-from neuvar.continual.penalty import Penalty
+from neuvar.continual.penalties import EWC, MAS, SI, Penalty
 from neuvar.continual.streams import Stream, Task, permuted_tasks, rotated_tasks, split_tasks
 
 __all__ = [

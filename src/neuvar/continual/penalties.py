@@ -1,0 +1,461 @@
+"""Penalties against forgetting: EWC, SI and MAS."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuvar import _validate
+from neuvar._batches import Data
+from neuvar.continual.importance import FISHERS, Weights, diagonal_fisher, output_sensitivity
+from neuvar.noise import scale
+from neuvar.optim.layout import bare
+from neuvar.optim.noisy_parameters import as_trained, clean_copy
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    r"""The function :math:`\frac12 \sum_i \Omega_i (\theta_i - \theta^*_i)^2` plus a constant."""
+
+    importance: Weights
+    anchor: Weights
+    constant: float = 0.0
+
+    def __add__(self, other: Quadratic) -> Quadratic:
+        r"""The sum of two quadratics, which is one quadratic.
+
+        .. math:: A(\theta-a)^2 + B(\theta-b)^2 = (A+B)\left(\theta - \frac{Aa+Bb}{A+B}\right)^2
+                  + \frac{AB}{A+B}(a-b)^2
+        """
+        importance, anchor = dict(self.importance), dict(self.anchor)
+        constant = self.constant + other.constant
+        for name, b_anchor in other.anchor.items():
+            b = other.importance[name]
+            if name not in importance:
+                importance[name], anchor[name] = b, b_anchor
+                continue
+            a, difference = importance[name], b_anchor - anchor[name]
+            total = a + b
+            # Where both importances are 0, any anchor is right.
+            part = torch.where(total > 0, b / total, torch.ones_like(total))
+            constant += float((a * part * difference.square()).sum(dtype=torch.float64)) / 2
+            importance[name] = total
+            anchor[name] = (anchor[name] + part * difference).to(b_anchor.dtype)
+        return Quadratic(importance, anchor, constant)
+
+    def value(self, params: Mapping[str, Tensor], at: Mapping[str, Tensor]) -> Tensor:
+        """The value at some weights, differentiable with respect to the parameters."""
+        terms = [
+            QuadraticTerm.apply(  # type: ignore[no-untyped-call]
+                params[name], at[name].detach(), anchor, self.importance[name]
+            )
+            for name, anchor in self.anchor.items()
+        ]
+        return torch.stack(terms).sum() + self.constant
+
+    def gradient(self, at: Mapping[str, Tensor], factor: float) -> Weights:
+        """The gradient at some weights, times a factor."""
+        return {
+            name: (w.detach() - self.anchor[name]).mul_(self.importance[name]).mul_(factor)
+            for name, w in at.items()
+            if name in self.anchor
+        }
+
+
+class QuadraticTerm(torch.autograd.Function):
+    """One parameter's term; three times as fast as automatic differentiation."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, at: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
+        difference = at - anchor
+        slope = importance * difference
+        ctx.save_for_backward(p, at, anchor, importance, slope)
+        return torch.dot(slope.flatten(), difference.to(slope.dtype).flatten()) / 2
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        p, at, anchor, importance, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            slope = importance * (p - p.detach() + at - anchor)
+        return (outer[0] * slope).to(p.dtype), None, None, None
+
+
+class Penalty(ABC):
+    r"""The base of EWC, SI and MAS: :math:`\frac\lambda2 \sum_i \Omega_i (\theta_i-\theta^*_i)^2`.
+
+    A training loop adds ``penalty(model)`` to its loss, calls ``after_step(model)`` after each step
+    of the optimizer, and ``after_task(model, data)`` after each task. If it clips gradients, it
+    calls ``before_clip(model)`` first. EWC and MAS need only ``after_task``. Any optimizer works.
+
+    Under NVRM, importances :math:`\Omega` and anchors :math:`\theta^*` are computed at the clean
+    weights. With ``at="perturbed"`` the penalty is evaluated at the perturbed weights, like the
+    rest of the loss; with ``at="clean"`` at the clean ones. The gradient is linear in the weights,
+    so both have the same mean; "clean" leaves out the noise :math:`\lambda\Omega\epsilon` of the
+    gradient, and copies the weights at each call.
+
+    Attributes:
+        strength: the factor λ >= 0; with 0 training is bit-identical to training without.
+        at: "perturbed" or "clean" weights.
+        tasks: number of tasks that are protected.
+        last: the latest value, detached, for logging.
+    """
+
+    def __init__(self, strength: float, *, at: str) -> None:
+        self.at: str = _validate.one_of("at", at, ("clean", "perturbed"))
+        self.strength = scale("strength", strength)
+        self.tasks = 0
+        self.last = torch.zeros(())
+        self._quadratic = Quadratic({}, {})
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        """The penalty at the model's present weights; exactly 0 before the first task ends."""
+        params = self._parameters(model)
+        if not self.strength or not self.tasks:
+            self.last = torch.zeros((), device=next(iter(params.values())).device)
+            return self.last
+        read = as_trained if self.at == "perturbed" else clean_copy
+        at = {name: read(params[name]) for name in self._quadratic.anchor}
+        value = self.strength * self._quadratic.value(params, at)
+        self.last = value.detach()
+        return value
+
+    def share(self, total: Tensor | float) -> float:
+        r"""The share of the latest penalty in a total loss; 0 if the total is 0.
+
+        Under NVRM a penalty at perturbed weights includes :math:`\frac\lambda2 \sum_i \Omega_i
+        \epsilon_i^2`, which has no gradient and may be most of it; with at="clean" it does not.
+
+        >>> penalty = EWC(300.0)
+        >>> penalty.last = torch.tensor(0.5)
+        >>> penalty.share(torch.tensor(2.0))
+        0.25
+        """
+        whole = float(total.detach() if isinstance(total, Tensor) else total)
+        return float(self.last) / whole if whole else 0.0
+
+    @property
+    def stiffness(self) -> float:
+        r"""The largest :math:`\lambda\Omega_i`. SGD diverges if its lr is above 2 / stiffness.
+
+        >>> EWC(300.0).stiffness
+        0.0
+        """
+        largest = [float(x.max()) for x in self._quadratic.importance.values() if x.numel()]
+        return self.strength * max(largest, default=0.0)
+
+    def before_clip(self, model: nn.Module) -> None:  # noqa: B027 - only SI needs it
+        """Record the gradients before they are clipped. No-op for EWC and MAS."""
+
+    def after_step(self, model: nn.Module) -> None:  # noqa: B027 - only SI needs it
+        """Record what a step of the optimizer did. No-op for EWC and MAS."""
+
+    @abstractmethod
+    def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
+        """Protect the present clean weights.
+
+        Args:
+            model: the network after training on the task.
+            data: the task's inputs with labels, or inputs only where labels are not needed: a
+                pair of tensors or an iterable of such pairs.
+            **arguments: for the model's forward pass, such as the head to use.
+        """
+
+    def _tensors(self) -> dict[str, Weights]:
+        """All tensors of the state."""
+        return {"importance": self._quadratic.importance, "anchor": self._quadratic.anchor}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all tensors, and plain numbers; includes an unfinished task of SI."""
+        numbers = {"tasks": self.tasks, "constant": self._quadratic.constant}
+        tensors = {key: _copies(weights) for key, weights in self._tensors().items()}
+        return {"method": type(self).__name__, **numbers, **tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of another penalty of the same method."""
+        if state.get("method") != type(self).__name__:
+            raise ValueError(
+                f"the state dict must be one of {type(self).__name__}, "
+                f"got one of {state.get('method')!r}"
+            )
+        expected = self.state_dict().keys()
+        if state.keys() != expected:
+            raise ValueError(
+                f"the state dict must have the keys {sorted(expected)}, got {sorted(state)}"
+            )
+        if state["importance"].keys() != state["anchor"].keys():
+            raise ValueError("the state dict has importance and anchor of different parameters")
+        self.tasks = int(state["tasks"])
+        self._quadratic = Quadratic(
+            _copies(state["importance"]), _copies(state["anchor"]), float(state["constant"])
+        )
+
+    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The model's parameters; refuses another model, and moves the state to their devices."""
+        params = dict(bare(model).named_parameters())
+        for weights in self._tensors().values():
+            for name, known in weights.items():
+                shape = tuple(params[name].shape) if name in params else None
+                if shape != tuple(known.shape):
+                    raise ValueError(
+                        f"the penalty belongs to another model: it has parameter {name!r} of shape "
+                        f"{tuple(known.shape)}, this model has {'none' if shape is None else shape}"
+                    )
+                weights[name] = known.to(params[name].device)
+        if not params:
+            raise ValueError("model has no parameters")
+        return params
+
+    def _protect(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
+        """Add the present clean weights with their importance.
+
+        With ``gamma``, earlier importances are multiplied by it and move to the present weights;
+        with None they stay at their own anchors.
+        """
+        for name, omega in importance.items():
+            if not math.isfinite(float(omega.sum())):
+                raise ValueError(
+                    f"the importance of parameter {name!r} is not finite; check model and data"
+                )
+        params = self._parameters(model)
+        if gamma is None:
+            now = {name: clean_copy(params[name]) for name in importance}
+            self._quadratic += Quadratic(importance, now)
+        else:
+            total = {name: gamma * omega for name, omega in self._quadratic.importance.items()}
+            for name, omega in importance.items():
+                total[name] = total[name] + omega if name in total else omega
+            self._quadratic = Quadratic(total, {name: clean_copy(params[name]) for name in total})
+        self.tasks += 1
+
+
+def _copies(weights: Weights) -> Weights:
+    return {name: w.detach().clone() for name, w in weights.items()}
+
+
+class EWC(Penalty):
+    r"""Elastic weight consolidation: importance is the diagonal Fisher information.
+
+    .. math:: \frac\lambda2 \sum_k \sum_i F_{k,i} (\theta_i - \theta^*_{k,i})^2
+
+    with one term for each task k; or online, with one :math:`F \leftarrow \gamma F + F_k` around
+    the weights of the latest task. Time and memory do not grow with the number of tasks in either
+    mode, because a sum of quadratics is one quadratic and a constant.
+
+    References:
+        Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, 2017. Huszár: On
+        Quadratic Penalties in Elastic Weight Consolidation, 2017. Schwarz et al.: Progress &
+        Compress, 2018.
+
+    Args:
+        strength: the factor λ >= 0.
+        fisher: kind of Fisher information, see :func:`diagonal_fisher`.
+        mode: "separate" or "online".
+        gamma: decay of online importances with each task, in [0, 1].
+        seed: seed of the labels for fisher="sampled".
+        at: "perturbed" or "clean" weights, see :class:`Penalty`.
+
+    >>> from torch.nn.functional import cross_entropy
+    >>> model, penalty = nn.Linear(4, 3), EWC(strength=300.0)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> x, y = torch.eye(4), torch.tensor([0, 1, 2, 0])
+    >>> for task in range(2):
+    ...     for step in range(10):
+    ...         optimizer.zero_grad()
+    ...         loss = cross_entropy(model(x), (y + task) % 3) + penalty(model)
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...     penalty.after_task(model, x)
+    >>> penalty.tasks, 0 < penalty.share(loss) < 1
+    (2, True)
+    """
+
+    def __init__(
+        self,
+        strength: float,
+        *,
+        fisher: str = "exact",
+        mode: str = "separate",
+        gamma: float = 1.0,
+        seed: int = 0,
+        at: str = "perturbed",
+    ) -> None:
+        super().__init__(strength, at=at)
+        self.fisher: str = _validate.one_of("fisher", fisher, FISHERS)
+        self.mode: str = _validate.one_of("mode", mode, ("separate", "online"))
+        self.gamma = _validate.number("gamma", gamma, low=0, high=1)
+        self.seed = _validate.seed(seed)
+        if mode == "separate" and gamma != 1:
+            raise ValueError(f"gamma must be 1 unless mode is 'online', got {gamma!r}")
+
+    def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
+        self._parameters(model)  # refuse another model before the expensive part
+        seed = (self.seed + self.tasks) % 2**32
+        importance = diagonal_fisher(model, data, kind=self.fisher, seed=seed, **arguments)
+        self._protect(model, importance, gamma=self.gamma if self.mode == "online" else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"mode": self.mode}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of another EWC of the same mode."""
+        if state.get("mode", self.mode) != self.mode:
+            raise ValueError(
+                f"the state dict must be one of mode {self.mode!r}, got {state['mode']!r}"
+            )
+        super().load_state_dict(state)
+
+
+class MAS(Penalty):
+    r"""Memory aware synapses: importance is the sensitivity of the outputs to a weight.
+
+    Importances, see :func:`output_sensitivity`, add up over tasks; the anchor is the weights of the
+    latest task. The paper's λ has no factor ½: it is half our strength. Labels are not used.
+
+    References:
+        Aljundi et al.: Memory Aware Synapses: Learning what (not) to forget, 2018.
+
+    Args:
+        strength: the factor λ >= 0.
+        at: "perturbed" or "clean" weights, see :class:`Penalty`.
+
+    >>> model, penalty = nn.Linear(4, 3), MAS(strength=2.0)
+    >>> penalty.after_task(model, torch.eye(4))
+    >>> _ = model.bias.data.add_(1.0)
+    >>> bool(penalty(model) > 0)
+    True
+    """
+
+    def __init__(self, strength: float, *, at: str = "perturbed") -> None:
+        super().__init__(strength, at=at)
+
+    def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
+        self._parameters(model)
+        self._protect(model, output_sensitivity(model, data, **arguments), gamma=1.0)
+
+
+class SI(Penalty):
+    r"""Synaptic intelligence: importance is how much the path of a weight lowered the loss.
+
+    .. math:: \Omega_i = \sum_k \frac{\max(\omega_{k,i}, 0)}{\Delta_{k,i}^2 + \xi}, \qquad
+              \omega_{k,i} = -\sum_t g_{t,i} (\theta_{t+1,i} - \theta_{t,i})
+
+    where :math:`\Delta_k` is the change of the weight in task k and :math:`g_t` the gradient of the
+    task's loss without the penalty. Importances add up over tasks; the anchor is the weights of the
+    latest task. The paper's c has no factor ½: it is half our strength. Under NVRM
+    :math:`\theta_t` are the clean weights.
+
+    Call ``after_step(model)`` right after each step, before ``zero_grad()``. If gradients are
+    clipped or changed otherwise, call ``before_clip(model)`` first: the task's own gradient cannot
+    be recovered from the clipped one.
+
+    References:
+        Zenke, Poole, Ganguli: Continual Learning Through Synaptic Intelligence, 2017.
+
+    Args:
+        strength: the factor λ >= 0.
+        damping: the number ξ > 0, which limits the importance of weights that hardly moved.
+        at: "perturbed" or "clean" weights, see :class:`Penalty`.
+
+    >>> model, penalty = nn.Linear(4, 3), SI(strength=1.0)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for step in range(3):
+    ...     optimizer.zero_grad()
+    ...     loss = model(torch.eye(4)).square().mean() + penalty(model)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     penalty.after_step(model)
+    >>> penalty.after_task(model)
+    >>> penalty.tasks
+    1
+    """
+
+    def __init__(self, strength: float, *, damping: float = 0.1, at: str = "perturbed") -> None:
+        super().__init__(strength, at=at)
+        self.damping = _validate.number("damping", damping, above=0)
+        self._start: Weights = {}
+        self._path: Weights = {}
+        self._reset_step()
+
+    def _reset_step(self) -> None:
+        self._before: Weights = {}
+        self._penalty_gradient: Weights = {}
+        self._unclipped: Weights = {}
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        """The penalty, see :class:`Penalty`; also records the weights before the next step."""
+        value = super().__call__(model)
+        if not torch.is_grad_enabled():  # only the value is wanted
+            return value
+        trained = {n: p for n, p in self._parameters(model).items() if p.requires_grad}
+        self._reset_step()
+        self._before = {name: clean_copy(p) for name, p in trained.items()}
+        if self.strength and self.tasks:
+            perturbed = self.at == "perturbed"
+            at = {n: as_trained(p) for n, p in trained.items()} if perturbed else self._before
+            self._penalty_gradient = self._quadratic.gradient(at, self.strength)
+        for name, clean in self._before.items():
+            if name not in self._start:
+                self._start[name] = clean.clone()
+                wide = torch.promote_types(clean.dtype, torch.float32)
+                self._path[name] = torch.zeros_like(clean, dtype=wide)
+        return value
+
+    @torch.no_grad()
+    def before_clip(self, model: nn.Module) -> None:
+        """Record the gradients; with a gradient scaler, call its ``unscale_`` first."""
+        params = self._parameters(model)
+        if not self._before:
+            raise ValueError("before_clip must follow a loss that had penalty(model) in it")
+        grads = {name: params[name].grad for name in self._before}
+        self._unclipped = {name: g.detach().clone() for name, g in grads.items() if g is not None}
+        if not self._unclipped:
+            raise ValueError("before_clip must come after backward: there are no gradients")
+
+    @torch.no_grad()
+    def after_step(self, model: nn.Module) -> None:
+        """Add the optimizer's step to the path; needs the step's gradients."""
+        params = self._parameters(model)
+        if not self._before:
+            raise ValueError("after_step must follow a step whose loss had penalty(model) in it")
+        if all(params[name].grad is None for name in self._before):
+            raise ValueError("after_step must come before zero_grad: there are no gradients")
+        for name, before in self._before.items():
+            if (gradient := self._unclipped.get(name, params[name].grad)) is None:
+                continue
+            moved = clean_copy(params[name]).sub_(before)
+            if not moved.any():
+                continue  # a gradient scaler skipped the step: gradients may be infinite
+            if name in self._penalty_gradient:
+                gradient = self._penalty_gradient[name].neg_().add_(gradient)
+            path = self._path[name]
+            path.addcmul_(gradient.to(path.dtype), moved.to(path.dtype), value=-1)
+        self._reset_step()
+
+    def after_task(self, model: nn.Module, data: Data | None = None, **arguments: Any) -> None:
+        """Protect the present clean weights; data is not used."""
+        params = self._parameters(model)
+        if not self._path:
+            raise ValueError("after_task needs at least one step with penalty(model), after_step")
+        if not any(bool(path.any()) for path in self._path.values()):
+            raise ValueError("after_step saw no gradients in this task: call it before zero_grad")
+        importance = {}
+        for name, path in self._path.items():
+            moved = clean_copy(params[name]) - self._start[name]
+            importance[name] = path.clamp(min=0) / (moved.square() + self.damping)
+        self._protect(model, importance, gamma=1.0)
+        self._start, self._path = {}, {}
+        self._reset_step()
+
+    def _tensors(self) -> dict[str, Weights]:
+        return super()._tensors() | {"start": self._start, "path": self._path}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._start, self._path = _copies(state["start"]), _copies(state["path"])
+        self._reset_step()
