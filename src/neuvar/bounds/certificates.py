@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from neuvar.bounds.formulas import (
     variability_bound,
 )
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.landscape import BOUNDS, Landscape
+from neuvar.measures.landscape import BOUNDS, DataOptions, Landscape, lists_options
 from neuvar.measures.loss_and_accuracy import (
     Loss,
     are_classes,
@@ -166,15 +166,8 @@ class _Problem:
                 "the model has batch normalization or the like, whose statistics come from the "
                 "data and carry no noise, so no PAC-Bayes bound holds; use another normalization"
             )
-        return Landscape(
-            model,
-            self.loss,
-            self.data,
-            seed=self.seed,
-            feed=self.feed,
-            batch_size=self.batch_size,
-            stream=BOUNDS,
-        )
+        options: DataOptions = {"seed": self.seed, "feed": self.feed, "batch_size": self.batch_size}
+        return Landscape(model, self.loss, self.data, stream=BOUNDS, **options)
 
     def sigmas(self, examples: int) -> list[float]:
         """Standard deviations of the priors, as given or from weight decay."""
@@ -187,7 +180,7 @@ class _Problem:
         return gaussian_kl(count=self.count, squared_distance=self.distance, b=b, sigma=sigma)
 
     def risk(self, landscape: Landscape, b: float, failure: float) -> _Risk:
-        """Mean loss under noise; each limit fails with probability ``failure``."""
+        """Loss under noise; each limit fails with probability ``failure``."""
         results = landscape.evaluate_noisy(b, range(1, self.draws + 1), (1,))
         losses = np.array([result.loss for result in results])
         if not np.isfinite(losses).all():
@@ -202,8 +195,7 @@ class _Problem:
         return _Risk(losses, Estimate.of(losses), clean, upper, delta)
 
 
-@dataclass(frozen=True)
-class _Risk:
+class _Risk(NamedTuple):
     """Losses of independent draws, their mean, the clean loss, and upper bounds on mean and δ."""
 
     losses: np.ndarray
@@ -245,6 +237,7 @@ def _positive(name: str, value: float | Sequence[float]) -> list[float]:
     return [_validate.number(name, x, above=0) for x in values]
 
 
+@lists_options(BoundOptions, _Problem)
 def pac_bayes(
     model: nn.Module,
     data: Any,
@@ -290,34 +283,30 @@ def pac_bayes(
     _validate.one_of("form", form, ("seeger", "mcallester", "variability"))
     scales, half = _positive("b", b), _validate.probability("failure", failure) / 2
     problem = _Problem(model, data, sigma, **options)
-    certificates = []
     with problem.landscape(model) as landscape:
-        sigmas = problem.sigmas(landscape.examples)
-        for value in scales:
-            risk = problem.risk(landscape, value, half / len(scales))
-            for prior in sigmas:
-                numbers: dict[str, Any] = {
-                    "kl": problem.kl(value, prior),
-                    "examples": landscape.examples,
-                    "failure": half,
-                    "choices": len(sigmas),
-                    "ceiling": problem.ceiling,
-                }
-                if form == "variability":
-                    bound = variability_bound(risk.clean, risk.delta, **numbers)
-                else:
-                    formula = seeger_bound if form == "seeger" else mcallester_bound
-                    bound = formula(risk.upper, **numbers)
-                bound = dataclasses.replace(bound, failure=failure)
-                choices = len(scales) * len(sigmas)
-                certificates.append(
-                    Certificate(
-                        bound, form, value, prior, risk.clean, risk.mean, risk.upper, choices
-                    )
-                )
+        risks = [problem.risk(landscape, value, half / len(scales)) for value in scales]
+    examples, certificates = landscape.examples, []
+    sigmas = problem.sigmas(examples)
+    for (value, risk), prior in itertools.product(zip(scales, risks, strict=True), sigmas):
+        numbers: dict[str, Any] = {
+            "kl": problem.kl(value, prior),
+            "examples": examples,
+            "failure": half,
+            "choices": len(sigmas),
+            "ceiling": problem.ceiling,
+        }
+        if form == "variability":
+            bound = variability_bound(risk.clean, risk.delta, **numbers)
+        else:
+            formula = seeger_bound if form == "seeger" else mcallester_bound
+            bound = formula(risk.upper, **numbers)
+        bound, choices = replace(bound, failure=failure), len(scales) * len(sigmas)
+        measured = risk.clean, risk.mean, risk.upper
+        certificates.append(Certificate(bound, form, value, prior, *measured, choices))
     return min(certificates, key=lambda certificate: certificate.bound.value)
 
 
+@lists_options(BoundOptions, _Problem)
 def information(
     model: nn.Module,
     data: Any,
@@ -345,10 +334,11 @@ def information(
     problem = _Problem(model, data, sigma, **options)
     with problem.landscape(model) as landscape:
         risk = problem.risk(landscape, b, failure)
-    (prior,), width = problem.sigmas(landscape.examples), problem.ceiling / 2
-    kl, examples = problem.kl(b, prior), landscape.examples
+    examples, width = landscape.examples, problem.ceiling / 2
+    (prior,) = problem.sigmas(examples)
+    kl = problem.kl(b, prior)
     bound = information_bound(kl, risk.delta, examples=examples, sub_gaussian=width)
-    bound = dataclasses.replace(bound, failure=failure)
+    bound = replace(bound, failure=failure)
     return Certificate(bound, "information", b, prior, risk.clean, risk.mean, risk.upper, 1)
 
 
@@ -378,6 +368,7 @@ class ForgettingCertificate:
     sigma: float
 
 
+@lists_options(BoundOptions, _Problem)
 def forgetting(
     model: nn.Module,
     before: Weights,
@@ -419,11 +410,6 @@ def forgetting(
         failure=half,
         ceiling=problem.ceiling,
     )
-    return ForgettingCertificate(
-        bound=dataclasses.replace(bound, failure=failure),
-        delta_ab=Estimate.of(second.losses - first.losses),
-        before=first.mean,
-        after=second.mean,
-        b=b,
-        sigma=prior,
-    )
+    rise = Estimate.of(second.losses - first.losses)
+    bound = replace(bound, failure=failure)
+    return ForgettingCertificate(bound, rise, first.mean, second.mean, b, prior)

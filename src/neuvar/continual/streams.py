@@ -19,6 +19,8 @@ from neuvar.data import Dataset, Split
 ROTATED_AT_ONCE = 4096
 """Number of images that are rotated together; limits the memory for floats."""
 
+View = Callable[[Split], Split]
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -36,7 +38,7 @@ class Task:
     classes: tuple[int, ...]
     head: int
     _data: Dataset = field(repr=False)
-    _view: Callable[[Split], Split] = field(repr=False)
+    _view: View = field(repr=False)
 
     @property
     def train(self) -> Split:
@@ -79,9 +81,9 @@ class Stream(Sequence[Task]):
 def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
     r"""Make tasks that permute the pixels of all images, each in its own order.
 
-    Task k has the images :math:`x_{\pi_k(i)}`, with one permutation :math:`\pi_k` for all images
-    and channels. The first task is permuted too. A permutation depends on the seed and k only, so
-    a longer stream begins like a shorter one. All tasks share one head.
+    All images and channels of a task have the same permutation; the first task is permuted too. A
+    permutation depends on the seed and the task's number only, so a longer stream begins like a
+    shorter one. All tasks share one head.
 
     References:
         Goodfellow et al.: An Empirical Investigation of Catastrophic Forgetting in Gradient-Based
@@ -99,15 +101,11 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
     """
     count, seed = _validate.integer("tasks", tasks, low=1), _validate.seed(seed)
     pixels = math.prod(data.train.images.shape[-2:])
-    orders = [
-        torch.from_numpy(np.random.default_rng((seed, k)).permutation(pixels)) for k in range(count)
-    ]
-    everything = tuple(range(data.classes))
-    made = tuple(
-        Task(k, f"permutation {k}", everything, 0, data, partial(_permuted, order=order))
-        for k, order in enumerate(orders)
-    )
-    return Stream(f"permuted-{data.name}", made, (data.classes,))
+    views = []
+    for k in range(count):
+        order = torch.from_numpy(np.random.default_rng((seed, k)).permutation(pixels))
+        views.append((f"permutation {k}", partial(_permuted, order=order)))
+    return _one_head("permuted", data, views)
 
 
 def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
@@ -130,12 +128,15 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
     """
     if not len(angles) or not all(math.isfinite(angle) for angle in angles):
         raise ValueError(f"angles must be at least one finite number of degrees, got {angles!r}")
-    everything = tuple(range(data.classes))
-    made = tuple(
-        Task(k, f"{a:g} degrees", everything, 0, data, partial(_rotated, degrees=float(a)))
-        for k, a in enumerate(angles)
-    )
-    return Stream(f"rotated-{data.name}", made, (data.classes,))
+    views = [(f"{a:g} degrees", partial(_rotated, degrees=float(a))) for a in angles]
+    return _one_head("rotated", data, views)
+
+
+def _one_head(kind: str, data: Dataset, views: Sequence[tuple[str, View]]) -> Stream:
+    """Tasks with all classes and one head: the data set seen in different ways, by name."""
+    classes = tuple(range(data.classes))
+    tasks = (Task(k, name, classes, 0, data, view) for k, (name, view) in enumerate(views))
+    return Stream(f"{kind}-{data.name}", tuple(tasks), (data.classes,))
 
 
 def split_tasks(
@@ -162,14 +163,14 @@ def split_tasks(
     if groups is None:
         groups = [range(k, min(k + 2, data.classes)) for k in range(0, data.classes, 2)]
     chosen = _checked_groups(groups, data.classes)
-    made = []
+    tasks = []
     for k, group in enumerate(chosen):
         view = partial(_selected, classes=group, keep_labels=scenario == "class")
         name = "classes " + ", ".join(map(str, group))
-        made.append(Task(k, name, group, k if scenario == "task" else 0, data, view))
-    sizes = tuple(len(group) for group in chosen)
+        tasks.append(Task(k, name, group, k if scenario == "task" else 0, data, view))
+    sizes = tuple(map(len, chosen))
     outputs = {"task": sizes, "domain": (max(sizes),), "class": (data.classes,)}[scenario]
-    return Stream(f"split-{data.name}-{scenario}", tuple(made), outputs)
+    return Stream(f"split-{data.name}-{scenario}", tuple(tasks), outputs)
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
