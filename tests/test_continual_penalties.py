@@ -537,7 +537,7 @@ class TestCheckpoints:
         other(there)
         for p in there.parameters():
             p.grad = torch.zeros_like(p)
-        gathered = [other._start, other._path, other._before, other._quadratic.anchor]
+        gathered = [other._start, other._path, other._before, other._anchor]
         assert {t.device.type for part in gathered for t in part.values()} == {"meta"}
         assert {t.device.type for t in penalty._path.values()} == {"cpu"}
 

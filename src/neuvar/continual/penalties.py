@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,57 +17,11 @@ from neuvar.optim.layout import bare
 from neuvar.optim.noisy_parameters import as_trained, clean_copy
 
 
-@dataclass(frozen=True, eq=False)
-class Quadratic:
-    r"""The function :math:`\frac12 \sum_i \Omega_i (\theta_i - \theta^*_i)^2` plus a constant."""
-
-    importance: Weights
-    anchor: Weights
-    constant: float = 0.0
-
-    def __add__(self, other: Quadratic) -> Quadratic:
-        r"""The sum of two quadratics, which is one quadratic.
-
-        .. math:: A(\theta-a)^2 + B(\theta-b)^2 = (A+B)\left(\theta - \frac{Aa+Bb}{A+B}\right)^2
-                  + \frac{AB}{A+B}(a-b)^2
-        """
-        importance, anchor = dict(self.importance), dict(self.anchor)
-        constant = self.constant + other.constant
-        for name, b_anchor in other.anchor.items():
-            b = other.importance[name]
-            if name not in importance:
-                importance[name], anchor[name] = b, b_anchor
-                continue
-            a, difference = importance[name], b_anchor - anchor[name]
-            total = a + b
-            # Where both importances are 0, any anchor is right.
-            part = torch.where(total > 0, b / total, torch.ones_like(total))
-            constant += float((a * part * difference.square()).sum(dtype=torch.float64)) / 2
-            importance[name] = total
-            anchor[name] = (anchor[name] + part * difference).to(b_anchor.dtype)
-        return Quadratic(importance, anchor, constant)
-
-    def value(self, params: Mapping[str, Tensor], at: Mapping[str, Tensor]) -> Tensor:
-        """The value at some weights, differentiable with respect to the parameters."""
-        terms = [
-            QuadraticTerm.apply(  # type: ignore[no-untyped-call]
-                params[name], at[name].detach(), anchor, self.importance[name]
-            )
-            for name, anchor in self.anchor.items()
-        ]
-        return torch.stack(terms).sum() + self.constant
-
-    def gradient(self, at: Mapping[str, Tensor], factor: float) -> Weights:
-        """The gradient at some weights, times a factor."""
-        return {
-            name: (w.detach() - self.anchor[name]).mul_(self.importance[name]).mul_(factor)
-            for name, w in at.items()
-            if name in self.anchor
-        }
-
-
 class QuadraticTerm(torch.autograd.Function):
-    """One parameter's term; three times as fast as automatic differentiation."""
+    r"""One parameter's :math:`\frac12 \sum_i \Omega_i (\theta_i - \theta^*_i)^2`.
+
+    Its value is taken ``at`` some weights. It is three times as fast as automatic differentiation.
+    """
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, at: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
@@ -100,18 +52,23 @@ class Penalty(ABC):
     gradient, and copies the weights at each call.
 
     Attributes:
-        strength: the factor λ >= 0; with 0 training is bit-identical to training without.
+        strength: the factor λ >= 0. With 0, training is bit-identical to training without.
         at: "perturbed" or "clean" weights.
         tasks: number of tasks that are protected.
         last: the latest value, detached, for logging.
     """
+
+    _tensors: tuple[str, ...] = ("importance", "anchor")
+    """Attributes, without their underscore, that hold a tensor for each parameter by name."""
 
     def __init__(self, strength: float, *, at: str) -> None:
         self.at: str = _validate.one_of("at", at, ("clean", "perturbed"))
         self.strength = scale("strength", strength)
         self.tasks = 0
         self.last = torch.zeros(())
-        self._quadratic = Quadratic({}, {})
+        self._constant = 0.0
+        self._importance: Weights = {}
+        self._anchor: Weights = {}
 
     def __call__(self, model: nn.Module) -> Tensor:
         """The penalty at the model's present weights; exactly 0 before the first task ends."""
@@ -120,8 +77,13 @@ class Penalty(ABC):
             self.last = torch.zeros((), device=next(iter(params.values())).device)
             return self.last
         read = as_trained if self.at == "perturbed" else clean_copy
-        at = {name: read(params[name]) for name in self._quadratic.anchor}
-        value = self.strength * self._quadratic.value(params, at)
+        terms: list[Tensor] = [
+            QuadraticTerm.apply(  # type: ignore[no-untyped-call]
+                params[name], read(params[name]).detach(), anchor, self._importance[name]
+            )
+            for name, anchor in self._anchor.items()
+        ]
+        value = self.strength * (torch.stack(terms).sum() + self._constant)
         self.last = value.detach()
         return value
 
@@ -146,7 +108,7 @@ class Penalty(ABC):
         >>> EWC(300.0).stiffness
         0.0
         """
-        largest = [float(x.max()) for x in self._quadratic.importance.values() if x.numel()]
+        largest = [float(x.max()) for x in self._importance.values() if x.numel()]
         return self.strength * max(largest, default=0.0)
 
     def before_clip(self, model: nn.Module) -> None:  # noqa: B027 - only SI needs it
@@ -166,15 +128,11 @@ class Penalty(ABC):
             **arguments: for the model's forward pass, such as the head to use.
         """
 
-    def _tensors(self) -> dict[str, Weights]:
-        """All tensors of the state."""
-        return {"importance": self._quadratic.importance, "anchor": self._quadratic.anchor}
-
     def state_dict(self) -> dict[str, Any]:
         """Copies of all tensors, and plain numbers; includes an unfinished task of SI."""
-        numbers = {"tasks": self.tasks, "constant": self._quadratic.constant}
-        tensors = {key: _copies(weights) for key, weights in self._tensors().items()}
-        return {"method": type(self).__name__, **numbers, **tensors}
+        tensors = {key: _copies(getattr(self, f"_{key}")) for key in self._tensors}
+        numbers = {"tasks": self.tasks, "constant": self._constant}
+        return {"method": type(self).__name__} | numbers | tensors
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state of another penalty of the same method."""
@@ -190,15 +148,15 @@ class Penalty(ABC):
             )
         if state["importance"].keys() != state["anchor"].keys():
             raise ValueError("the state dict has importance and anchor of different parameters")
-        self.tasks = int(state["tasks"])
-        self._quadratic = Quadratic(
-            _copies(state["importance"]), _copies(state["anchor"]), float(state["constant"])
-        )
+        self.tasks, self._constant = int(state["tasks"]), float(state["constant"])
+        for key in self._tensors:
+            setattr(self, f"_{key}", _copies(state[key]))
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The model's parameters; refuses another model, and moves the state to their devices."""
         params = dict(bare(model).named_parameters())
-        for weights in self._tensors().values():
+        for key in self._tensors:
+            weights = getattr(self, f"_{key}")
             for name, known in weights.items():
                 shape = tuple(params[name].shape) if name in params else None
                 if shape != tuple(known.shape):
@@ -212,10 +170,13 @@ class Penalty(ABC):
         return params
 
     def _protect(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
-        """Add the present clean weights with their importance.
+        r"""Add the present clean weights with their importance.
 
-        With ``gamma``, earlier importances are multiplied by it and move to the present weights;
-        with None they stay at their own anchors.
+        With ``gamma``, earlier importances are multiplied by it and move to the present weights.
+        With None they stay at their own anchors: the sum of two quadratics is one quadratic,
+
+        .. math:: A(\theta-a)^2 + B(\theta-b)^2 = (A+B)\left(\theta - \frac{Aa+Bb}{A+B}\right)^2
+                  + \frac{AB}{A+B}(a-b)^2
         """
         for name, omega in importance.items():
             if not math.isfinite(float(omega.sum())):
@@ -223,14 +184,20 @@ class Penalty(ABC):
                     f"the importance of parameter {name!r} is not finite; check model and data"
                 )
         params = self._parameters(model)
-        if gamma is None:
-            now = {name: clean_copy(params[name]) for name in importance}
-            self._quadratic += Quadratic(importance, now)
-        else:
-            total = {name: gamma * omega for name, omega in self._quadratic.importance.items()}
-            for name, omega in importance.items():
-                total[name] = total[name] + omega if name in total else omega
-            self._quadratic = Quadratic(total, {name: clean_copy(params[name]) for name in total})
+        total, anchor, constant = dict(self._importance), dict(self._anchor), self._constant
+        if gamma is not None:
+            total = {name: gamma * omega for name, omega in total.items()}
+            anchor = {name: clean_copy(params[name]) for name in total}
+        for name, b in importance.items():
+            now = clean_copy(params[name])
+            a = total.get(name, torch.zeros_like(b))
+            difference = now - anchor.get(name, now)
+            # Where both importances are 0, any anchor is right.
+            part = torch.where(a + b > 0, b / (a + b), torch.ones_like(b))
+            constant += float((a * part * difference.square()).sum(dtype=torch.float64)) / 2
+            total[name] = a + b
+            anchor[name] = (now - (1 - part) * difference).to(now.dtype)
+        self._importance, self._anchor, self._constant = total, anchor, constant
         self.tasks += 1
 
 
@@ -375,6 +342,8 @@ class SI(Penalty):
     1
     """
 
+    _tensors = ("importance", "anchor", "start", "path")
+
     def __init__(self, strength: float, *, damping: float = 0.1, at: str = "perturbed") -> None:
         super().__init__(strength, at=at)
         self.damping = _validate.number("damping", damping, above=0)
@@ -398,7 +367,11 @@ class SI(Penalty):
         if self.strength and self.tasks:
             perturbed = self.at == "perturbed"
             at = {n: as_trained(p) for n, p in trained.items()} if perturbed else self._before
-            self._penalty_gradient = self._quadratic.gradient(at, self.strength)
+            self._penalty_gradient = {
+                n: (at[n].detach() - anchor).mul_(self._importance[n]).mul_(self.strength)
+                for n, anchor in self._anchor.items()
+                if n in at
+            }
         for name, clean in self._before.items():
             if name not in self._start:
                 self._start[name] = clean.clone()
@@ -452,10 +425,6 @@ class SI(Penalty):
         self._start, self._path = {}, {}
         self._reset_step()
 
-    def _tensors(self) -> dict[str, Weights]:
-        return super()._tensors() | {"start": self._start, "path": self._path}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._start, self._path = _copies(state["start"]), _copies(state["path"])
         self._reset_step()
