@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from neuvar._batches import Generators
 from neuvar.optim.layout import local
@@ -40,7 +39,7 @@ def clean_eval_mode(model: nn.Module) -> Iterator[None]:
     # Evaluation may be random too, for example with dropout that is always on.
     generators = Generators(next((p.device for p in model.parameters()), None))
     with held_clean(model.parameters()):
-        states = [_ModuleState(module) for module in model.modules()]
+        restorers = [_restorer(module) for module in model.modules()]
         keep_weights = any(map(_overrides_train, model.modules()))
         weights = [(p, local(p).clone()) for p in model.parameters()] if keep_weights else []
         try:
@@ -50,31 +49,26 @@ def clean_eval_mode(model: nn.Module) -> Iterator[None]:
             generators.restore()
             for p, content in weights:
                 local(p.data).copy_(content)
-            for state in states:
-                state.restore()
+            for restore in restorers:
+                restore()
 
 
-class _ModuleState:
-    """Attributes and buffers of a module."""
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """A function that restores a module's attributes and buffers to what they are now."""
+    attributes, buffers = dict(module.__dict__), dict(module._buffers)
+    contents = [(b, b.clone()) for b in buffers.values() if b is not None]
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.attributes: dict[str, Any] = dict(module.__dict__)
-        self.buffers: dict[str, Tensor | None] = dict(module._buffers)
-        self.contents = {n: b.clone() for n, b in module._buffers.items() if b is not None}
-
-    def restore(self) -> None:
-        """Restore the objects and their contents, and remove what ``forward`` has added."""
-        present = self.module.__dict__
-        for name in [name for name in present if name not in self.attributes]:
+    def restore() -> None:
+        present = module.__dict__
+        for name in present.keys() - attributes.keys():  # added by ``forward``
             del present[name]
-        for name, value in self.attributes.items():
+        for name, value in attributes.items():
             if name != "training" and present.get(name) is not value:
                 present[name] = value
-        self.module._buffers.clear()
-        self.module._buffers.update(self.buffers)
-        for name, content in self.contents.items():
-            buffer = self.buffers[name]
-            assert buffer is not None
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        for buffer, content in contents:
             if not (buffer.is_meta or torch.equal(buffer, content)):
                 buffer.data.copy_(content)
+
+    return restore

@@ -47,9 +47,9 @@ def reestimate_batchnorm(
         return 0
     momenta = [norm.momentum for norm in norms]
     before = [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
+    clean = optimizer.denoised() if optimizer is not None else nullcontext()
     seen = 0
     try:
-        clean = optimizer.denoised() if optimizer is not None else nullcontext()
         with torch.no_grad(), clean, eval_mode(model):
             for norm in norms:
                 norm.train()

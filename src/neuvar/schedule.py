@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from neuvar import noise as noise_
@@ -15,14 +15,18 @@ Rule = Callable[[int], float]
 """Maps the number of steps to a factor of the initial b."""
 
 
-def _as_scales(rule: object, *names: str) -> None:
-    """Validate factors of a rule and store them as plain numbers."""
-    for name in names:
-        object.__setattr__(rule, name, noise_.scale(name, getattr(rule, name)))
+class _Rule:
+    """A rule of this module, which is saved in the state dict."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_count = name in ("steps", "every")
+            checked = integer(name, value, low=1) if is_count else noise_.scale(name, value)
+            object.__setattr__(self, name, checked)
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Rule):
     """Constant factor 1."""
 
     def __call__(self, step: int) -> float:
@@ -30,50 +34,30 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Linear:
-    r"""Linear change from one factor to another.
+class Linear(_Rule):
+    r"""Linear change over T = ``steps`` from a = ``start`` to z = ``end``; a warm-up by default.
 
     .. math:: f(t) = a + (z - a) \min(t / T, 1)
-
-    The default is a warm-up from 0 to 1.
-
-    Attributes:
-        steps: T, the length of the change.
-        start: a, the first factor.
-        end: z, the last factor.
     """
 
     steps: int
     start: float = 0.0
     end: float = 1.0
 
-    def __post_init__(self) -> None:
-        integer("steps", self.steps, low=1)
-        _as_scales(self, "start", "end")
-
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(step / self.steps, 1.0)
 
 
 @dataclass(frozen=True)
-class Cosine:
-    r"""Change from one factor to another along half a cosine.
+class Cosine(_Rule):
+    r"""Change over T = ``steps`` from a = ``start`` to z = ``end`` along half a cosine.
 
     .. math:: f(t) = z + \tfrac12 (a - z) \left(1 + \cos(\pi \min(t / T, 1))\right)
-
-    Attributes:
-        steps: T, the length of the change.
-        start: a, the first factor.
-        end: z, the last factor.
     """
 
     steps: int
     start: float = 1.0
     end: float = 0.0
-
-    def __post_init__(self) -> None:
-        integer("steps", self.steps, low=1)
-        _as_scales(self, "start", "end")
 
     def __call__(self, step: int) -> float:
         done = min(step / self.steps, 1.0)
@@ -81,34 +65,21 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class Step:
-    r"""Multiply by a factor every k steps: :math:`f(t) = \gamma^{\lfloor t / k \rfloor}`.
-
-    Attributes:
-        every: k, steps between two changes.
-        factor: γ.
-    """
+class Step(_Rule):
+    r"""Multiply by γ = ``factor`` every k steps: :math:`f(t) = \gamma^{\lfloor t / k \rfloor}`."""
 
     every: int
     factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        integer("every", self.every, low=1)
-        _as_scales(self, "factor")
 
     def __call__(self, step: int) -> float:
         return float(self.factor ** (step // self.every))
 
 
-RULES: tuple[type, ...] = (Constant, Linear, Cosine, Step)
-
-
 class BSchedule:
     """Scheduler of b, as learning-rate schedulers are of the learning rate.
 
-    The b of each group is its initial b times the factor of the rule. Call :meth:`step` once per
-    batch or once per epoch. The initial b is stored in the group as ``initial_b``. The new b
-    applies from the optimizer's next step on.
+    The b of each group is its initial b, stored as ``initial_b``, times the factor of the rule.
+    Call :meth:`step` once per batch or once per epoch; it acts from the optimizer's next step on.
 
     Args:
         optimizer: a neuvar optimizer.
@@ -135,33 +106,27 @@ class BSchedule:
             raise ValueError("optimizer must have a number for b, got b='auto'")
         if not callable(rule):
             raise ValueError(f"rule must be a function of the number of steps, got {rule!r}")
-        self.optimizer, self.rule, self.steps = optimizer, rule, 0
-        self._set(self._factor(0))
+        self.optimizer, self.rule = optimizer, rule
+        self._go_to(0)
 
     def step(self) -> None:
         """Set b for the next step."""
-        factor = self._factor(self.steps + 1)
-        self.steps += 1
-        self._set(factor)
+        self._go_to(self.steps + 1)
 
-    def _factor(self, step: int) -> float:
-        return noise_.scale("the factor of a rule", self.rule(step))
-
-    def _set(self, factor: float) -> None:
+    def _go_to(self, step: int) -> None:
+        factor = noise_.scale("the factor of a rule", self.rule(step))
+        self.steps = step
         for group in self.optimizer.param_groups:
             group["b"] = group.setdefault("initial_b", group["b"]) * factor
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps, and the rule if it is one of this module."""
-        known = type(self.rule) in RULES
-        rule = {"name": type(self.rule).__name__, **asdict(self.rule)} if known else None  # type: ignore[call-overload]
+        known = isinstance(self.rule, _Rule)
+        rule = {"name": type(self.rule).__name__, **vars(self.rule)} if known else None
         return {"steps": self.steps, "rule": rule}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state of the same rule.
-
-        Load the optimizer's state first, as with torch's schedulers.
-        """
+        """Resume from a saved state of the same rule; load the optimizer's state first."""
         if state.keys() != {"steps", "rule"}:
             raise ValueError(
                 f"the state dict must have the keys rule and steps, got {sorted(state)}"
@@ -169,7 +134,4 @@ class BSchedule:
         own = self.state_dict()["rule"]
         if state["rule"] != own:
             raise ValueError(f"the state dict has the rule {state['rule']}, not {own}")
-        integer("steps", state["steps"], low=0)
-        factor = self._factor(state["steps"])
-        self.steps = state["steps"]
-        self._set(factor)
+        self._go_to(integer("steps", state["steps"], low=0))

@@ -330,8 +330,8 @@ def information(
         0.0
     """
     failure = 1 - _validate.probability("confidence", confidence)
-    b, sigma = _one_b_and_sigma(b, sigma)
-    problem = _Problem(model, data, sigma, **options)
+    problem = _Problem(model, data, _one_sigma(sigma), **options)
+    b = _validate.number("b", b, above=0)
     with problem.landscape(model) as landscape:
         risk = problem.risk(landscape, b, failure)
     examples, width = landscape.examples, problem.ceiling / 2
@@ -342,9 +342,8 @@ def information(
     return Certificate(bound, "information", b, prior, risk.clean, risk.mean, risk.upper, 1)
 
 
-def _one_b_and_sigma(b: float, sigma: float | None) -> tuple[float, float | None]:
-    sigma = None if sigma is None else _validate.number("sigma", sigma, above=0)
-    return _validate.number("b", b, above=0), sigma
+def _one_sigma(sigma: float | None) -> float | None:
+    return None if sigma is None else _validate.number("sigma", sigma, above=0)
 
 
 @dataclass(frozen=True)
@@ -391,13 +390,12 @@ def forgetting(
         >>> result.bound.risk >= result.after.mean
         True
     """
-    half = _validate.probability("failure", failure) / 2
-    b, sigma = _one_b_and_sigma(b, sigma)
-    problem = _Problem(model, data, sigma, **options)
-    earlier = before if isinstance(before, nn.Module) else copy.deepcopy(model)
+    half, b = _validate.probability("failure", failure) / 2, _validate.number("b", b, above=0)
+    problem = _Problem(model, data, _one_sigma(sigma), **options)
     if isinstance(before, Mapping):
-        earlier.load_state_dict(dict(before))
-    with problem.landscape(earlier) as landscape:
+        weights, before = before, copy.deepcopy(model)
+        before.load_state_dict(dict(weights))
+    with problem.landscape(before) as landscape:
         first = problem.risk(landscape, b, half)
     with problem.landscape(model) as landscape:
         second = problem.risk(landscape, b, half)

@@ -1,7 +1,8 @@
 """Divergences and bounds as functions of numbers.
 
 Losses lie in [0, ``ceiling``]; the bounds do not hold for other losses. ``failure`` is the
-probability, over the draw of the training data, that a bound does not hold.
+probability, over the draw of the training data, that a bound does not hold. "The paper" is Xie et
+al. 2021, Artificial Neural Variability for Deep Learning.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) 
         N\left[\log\frac{\sigma}{b} + \frac{b^2}{2\sigma^2} - \frac12\right]
         + \frac{\|\theta - \theta_0\|^2}{2\sigma^2}
 
-    It decreases in b up to b = σ. ``count`` is the number N of weights, ``squared_distance`` that
-    of the weights from the centre of the prior.
+    ``count`` is the number N of weights, ``squared_distance`` theirs from the centre of the prior.
 
     >>> gaussian_kl(count=10, squared_distance=2.0, b=1.0, sigma=1.0)
     1.0
@@ -85,11 +85,10 @@ def monte_carlo_risk(mean: float, *, draws: int, failure: float, ceiling: float 
 
     .. math:: kl^{-1}\!\left(\bar L\;\Big|\;\tfrac{1}{n} \ln\tfrac{1}{\Delta}\right)
 
-    ``mean`` is the mean risk over ``draws`` independent draws; an antithetic pair counts once. The
-    loss is at most ``ceiling``.
+    ``mean`` is the mean risk over n = ``draws`` independent draws; an antithetic pair counts once.
 
     References:
-        Langford and Caruana: (Not) bounding the true error, NeurIPS 2001.
+        Langford and Caruana 2001, (Not) bounding the true error.
 
     >>> round(monte_carlo_risk(0.02, draws=1000, failure=0.01), 4)
     0.0365
@@ -116,11 +115,9 @@ class Bound:
     """An upper bound on a risk, or on a gap between risks.
 
     Attributes:
-        value: The bound, in units of the loss.
-        vacuous: Whether it is at least ``ceiling`` and so says nothing.
+        value: The bound, in units of the loss: ``risk`` plus ``complexity``.
+        vacuous: Whether it is at least ``ceiling``, the highest value of the loss.
         risk: The measured risk.
-        complexity: The bound minus the risk.
-        ceiling: Highest value of the loss.
         kl: Divergence of the posterior from the prior, in nats.
         examples: Size m of the training set.
         failure: Probability that the bound does not hold; 0 for a bound in expectation.
@@ -157,8 +154,7 @@ def mcallester_bound(
     may not, except for a choice among ``choices`` priors that were fixed beforehand.
 
     References:
-        McAllester: PAC-Bayesian model averaging, COLT 1999; in the form of Neyshabur et al. 2017,
-        equation 7.
+        McAllester 1999, PAC-Bayesian model averaging; as in Neyshabur et al. 2017, equation 7.
 
     Args:
         risk: Mean loss over the posterior on the training data.
@@ -171,9 +167,8 @@ def mcallester_bound(
     >>> mcallester_bound(0.1, kl=50.0, examples=60_000).vacuous
     False
     """
-    kl, failure = number("kl", kl, low=0), probability("failure", failure)
-    examples = integer("examples", examples, low=1)
-    share = failure / integer("choices", choices, low=1)
+    kl, examples = number("kl", kl, low=0), integer("examples", examples, low=1)
+    share = probability("failure", failure) / integer("choices", choices, low=1)
     ceiling, risk = _ceiling_and_risk(ceiling, risk)
     complexity = 4 * ceiling * math.sqrt((kl + math.log(2 * examples / share)) / examples)
     return _bound(risk + complexity, risk, ceiling, kl, examples, failure)
@@ -195,9 +190,6 @@ def variability_bound(
 
     ``risk`` is the loss at the clean weights, ``delta`` the δ at the b of ``kl``; see
     :func:`mcallester_bound` for the others. For real networks the square root is far above 1.
-
-    References:
-        Xie et al. 2021, theorem 1.
 
     >>> variability_bound(0.0, 0.01, kl=1e6, examples=60_000)  # doctest: +ELLIPSIS
     Bound(value=16.34..., vacuous=True, ...)
@@ -225,15 +217,14 @@ def seeger_bound(
     The arguments are as for :func:`mcallester_bound`, with at least 8 examples.
 
     References:
-        Seeger: PAC-Bayesian generalisation error bounds for Gaussian process classification, JMLR
-        2002. Maurer: A note on the PAC-Bayesian theorem, 2004.
+        Seeger 2002, PAC-Bayesian generalisation error bounds for Gaussian process classification;
+        Maurer 2004, A note on the PAC-Bayesian theorem.
 
     >>> round(seeger_bound(0.05, kl=2000.0, examples=60_000).value, 3)
     0.127
     """
-    kl, failure = number("kl", kl, low=0), probability("failure", failure)
-    examples = integer("examples", examples, low=8)
-    share = failure / integer("choices", choices, low=1)
+    kl, examples = number("kl", kl, low=0), integer("examples", examples, low=8)
+    share = probability("failure", failure) / integer("choices", choices, low=1)
     ceiling, risk = _ceiling_and_risk(ceiling, risk)
     divergence = (kl + math.log(2 * math.sqrt(examples) / share)) / examples
     value = ceiling * inverse_kl(risk / ceiling, divergence)
@@ -250,15 +241,12 @@ def information_bound(
         E\left[L(\theta + \epsilon) - L(\theta, S)\right] \le
         \sqrt{\frac{2\sigma^2}{m}\,I(\theta + \epsilon; S)} + \delta
 
-    References:
-        Xu and Raginsky: Information-theoretic analysis of generalization capability of learning
-        algorithms, NeurIPS 2017. Xie et al. 2021, appendix B.
+    ``information`` is :math:`I(\theta + \epsilon; S)` in nats, ``examples`` is m. The loss is
+    σ-sub-Gaussian with σ = ``sub_gaussian``: half of its range, if it is bounded.
 
-    Args:
-        information: Mutual information of noisy weights and training data, in nats.
-        delta: δ of the model.
-        examples: Size m of the training set.
-        sub_gaussian: σ for which the loss is σ-sub-Gaussian; half of its range for a bounded loss.
+    References:
+        Xu and Raginsky 2017, Information-theoretic analysis of generalization capability of
+        learning algorithms; Xie et al. 2021, appendix B.
 
     >>> round(information_bound(600.0, 0.01, examples=60_000, sub_gaussian=0.5).value, 4)
     0.0807
@@ -281,7 +269,7 @@ def forgetting_bound(
     choices: int = 1,
     ceiling: float = 1.0,
 ) -> Bound:
-    r"""Bound on the risk at task A after training on task B.
+    r"""Bound on the risk at task A after training on task B, section 2.3 of the paper.
 
     .. math::
 
@@ -289,9 +277,6 @@ def forgetting_bound(
 
     ``risk`` is task A's training loss after task A, ``delta_ab`` its rise through task B, ``kl``
     that of the weights after task B; see :func:`mcallester_bound` for the others.
-
-    References:
-        Xie et al. 2021, section 2.3.
 
     >>> bound = forgetting_bound(0.02, 0.3, kl=100.0, examples=60_000)
     >>> round(bound.risk, 2), bound.vacuous
@@ -306,19 +291,16 @@ def forgetting_bound(
 def forgetting_information_bound(
     information: float, *, examples: int, failure: float = 0.05, ceiling: float = 1.0
 ) -> Bound:
-    r"""The paper's :func:`forgetting_bound` in expectation, as a root mean square.
+    r"""The paper's :func:`forgetting_bound` in expectation, section 2.3, last equation.
 
     .. math::
 
         \sqrt{E_S\left[(L_A(Q_B) - \hat L_A(Q_A) - \delta_{AB})^2\right]} <
         4\sqrt{\frac{I(\theta_B; S) + \ln(2m/\Delta)}{m}}
 
-    It is for comparison with the paper only: the paper takes the expectation of a bound that holds
-    with probability 1 − Δ, which is not exact. :math:`I(\theta_A; S)` may replace
-    :math:`I(\theta_B; S)`, by data processing.
-
-    References:
-        Xie et al. 2021, section 2.3, last equation.
+    Use it only to compare with the paper, which takes the expectation of a bound that holds with
+    probability 1 − Δ: that is not exact. By data processing, :math:`I(\theta_A; S)` may replace
+    :math:`I(\theta_B; S)`.
 
     >>> round(forgetting_information_bound(600.0, examples=60_000).value, 3)
     0.405
