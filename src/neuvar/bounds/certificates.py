@@ -15,17 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from neuvar import _validate
 from neuvar._batches import Feed
-from neuvar.bounds.formulas import (
-    Bound,
-    forgetting_bound,
-    gaussian_kl,
-    information_bound,
-    mcallester_bound,
-    monte_carlo_risk,
-    prior_sigma,
-    seeger_bound,
-    variability_bound,
-)
+from neuvar.bounds import formulas
+from neuvar.bounds.formulas import Bound, gaussian_kl, prior_sigma
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import BOUNDS, DataOptions, Landscape, lists_options
 from neuvar.measures.loss_and_accuracy import (
@@ -188,7 +179,7 @@ class _Problem:
         ceiling, losses = self.ceiling, losses.clip(0, self.ceiling)  # a mean may be rounded up
         clean, mean = min(landscape.clean.loss, ceiling), float(losses.mean())
         upper, rest = (
-            monte_carlo_risk(value, draws=self.draws, failure=failure, ceiling=ceiling)
+            formulas.monte_carlo_risk(value, draws=self.draws, failure=failure, ceiling=ceiling)
             for value in (mean, ceiling - mean)
         )
         delta = max(upper - clean, clean - (ceiling - rest), 0.0)
@@ -296,9 +287,9 @@ def pac_bayes(
             "ceiling": problem.ceiling,
         }
         if form == "variability":
-            bound = variability_bound(risk.clean, risk.delta, **numbers)
+            bound = formulas.variability_bound(risk.clean, risk.delta, **numbers)
         else:
-            formula = seeger_bound if form == "seeger" else mcallester_bound
+            formula = formulas.seeger_bound if form == "seeger" else formulas.mcallester_bound
             bound = formula(risk.upper, **numbers)
         bound, choices = replace(bound, failure=failure), len(scales) * len(sigmas)
         measured = risk.clean, risk.mean, risk.upper
@@ -337,7 +328,7 @@ def information(
     examples, width = landscape.examples, problem.ceiling / 2
     (prior,) = problem.sigmas(examples)
     kl = problem.kl(b, prior)
-    bound = information_bound(kl, risk.delta, examples=examples, sub_gaussian=width)
+    bound = formulas.information_bound(kl, risk.delta, examples=examples, sub_gaussian=width)
     bound = replace(bound, failure=failure)
     return Certificate(bound, "information", b, prior, risk.clean, risk.mean, risk.upper, 1)
 
@@ -400,7 +391,7 @@ def forgetting(
     with problem.landscape(model) as landscape:
         second = problem.risk(landscape, b, half)
     (prior,), start = problem.sigmas(landscape.examples), first.mean.mean
-    bound = forgetting_bound(
+    bound = formulas.forgetting_bound(
         start,
         second.upper - start,
         problem.kl(b, prior),

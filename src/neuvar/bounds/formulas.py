@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from neuvar._validate import integer, number, probability
+from neuvar.measures.estimate import bisect
 
 
 def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) -> float:
@@ -67,17 +68,13 @@ def inverse_kl(q: float, divergence: float) -> float:
     >>> round(binary_kl(0.1, inverse_kl(0.1, 0.3)), 12)
     0.3
     """
-    low, high = number("q", q, low=0, high=1), 1.0
+    q = number("q", q, low=0, high=1)
     if not divergence >= 0:
         raise ValueError(f"divergence must be >= 0, got {divergence!r}")
     if divergence == 0:
-        return low
-    while low < (middle := (low + high) / 2) < high:
-        if binary_kl(q, middle) > divergence:
-            high = middle
-        else:
-            low = middle
-    return high  # rounded up, so that an upper bound stays one
+        return q
+    # Rounded up, so that an upper bound stays one.
+    return bisect(lambda p: binary_kl(q, p) <= divergence, q, 1.0)
 
 
 def monte_carlo_risk(mean: float, *, draws: int, failure: float, ceiling: float = 1.0) -> float:

@@ -215,9 +215,8 @@ class EWC(Penalty):
     mode, because a sum of quadratics is one quadratic and a constant.
 
     References:
-        Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, 2017. Huszár: On
-        Quadratic Penalties in Elastic Weight Consolidation, 2017. Schwarz et al.: Progress &
-        Compress, 2018.
+        Kirkpatrick et al. 2017, Overcoming catastrophic forgetting in neural networks; Huszár 2017,
+        On quadratic penalties in EWC (separate); Schwarz et al. 2018, Progress & compress (online).
 
     Args:
         strength: the factor λ >= 0.

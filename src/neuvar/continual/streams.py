@@ -86,8 +86,7 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
     shorter one. All tasks share one head.
 
     References:
-        Goodfellow et al.: An Empirical Investigation of Catastrophic Forgetting in Gradient-Based
-        Neural Networks, 2013.
+        Goodfellow et al. 2013, An empirical investigation of catastrophic forgetting.
 
     Args:
         data: the data set.
@@ -115,7 +114,7 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
     one head.
 
     References:
-        Lopez-Paz, Ranzato: Gradient Episodic Memory for Continual Learning, 2017.
+        Lopez-Paz & Ranzato 2017, Gradient episodic memory for continual learning.
 
     Args:
         data: the data set.
@@ -145,8 +144,7 @@ def split_tasks(
     """Make tasks with different classes each.
 
     References:
-        Zenke, Poole, Ganguli: Continual Learning Through Synaptic Intelligence, 2017. Van de Ven,
-        Tolias: Three scenarios for continual learning, 2019.
+        Van de Ven & Tolias 2019, Three scenarios for continual learning.
 
     Args:
         data: the data set.
@@ -205,10 +203,6 @@ def _selected(split: Split, classes: tuple[int, ...], *, keep_labels: bool) -> S
     return Split(split.images[where], labels)
 
 
-def _rotated(split: Split, degrees: float) -> Split:
-    return Split(rotate(split.images, degrees), split.labels)
-
-
 def rotate(images: Tensor, degrees: float) -> Tensor:
     """Rotate images counter-clockwise around their centre, with bilinear interpolation."""
     height, width = images.shape[-2:]
@@ -225,3 +219,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
         result = grid_sample(planes[part][None].float(), grid[None], align_corners=False)
         rotated[part] = result[0].round()
     return rotated.view_as(images)
+
+
+def _rotated(split: Split, degrees: float) -> Split:
+    return Split(rotate(split.images, degrees), split.labels)

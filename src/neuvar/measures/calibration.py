@@ -37,8 +37,8 @@ class CalibrationBin:
 class Calibration:
     """Expected calibration error (ECE) of a classifier's predicted class.
 
-    The error is above 0 even for a perfectly calibrated model. Compare ``value`` with ``floor``,
-    and never compare values of different n or numbers of bins.
+    It is above 0 even for a perfectly calibrated model: compare ``value`` with ``floor``, and never
+    compare values of different n or numbers of bins.
 
     Attributes:
         value: Expected calibration error, the plug-in estimate that papers report.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
     studentised mean T, and has an inverse in closed form.
 
     References:
-        Hall: On the removal of skewness by transformation, JRSS B 54(1), 1992.
+        Hall 1992, On the removal of skewness by transformation.
 
     >>> x = [0.1, 0.3, 0.2, 1.9, 0.4]
     >>> limit(x, 0.5) < limit(x, 0.95)
@@ -95,13 +95,17 @@ def student_quantile(level: float, dof: int) -> float:
     reach = 1.0
     while not _student_cdf(-reach, dof) <= level <= _student_cdf(reach, dof):
         reach *= 2
-    low, high = -reach, reach
+    return bisect(lambda t: _student_cdf(t, dof) < level, -reach, reach)
+
+
+def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
+    """Smallest number that is not below what is searched, to the last bit."""
     while low < (middle := (low + high) / 2) < high:
-        if _student_cdf(middle, dof) < level:
+        if is_below(middle):
             low = middle
         else:
             high = middle
-    return middle
+    return high
 
 
 def _student_cdf(t: float, dof: int) -> float:

@@ -13,14 +13,9 @@ from torch import Tensor, nn
 
 from neuvar._batches import Feed
 from neuvar._validate import integer, probability
+from neuvar.measures import estimate
 from neuvar.measures.conversion import as_tensor, check_fractions, class_labels
-from neuvar.measures.estimate import (
-    Estimate,
-    Proportion,
-    normal_quantile,
-    student_quantile,
-    wilson,
-)
+from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.landscape import Landscape
 from neuvar.measures.loss_and_accuracy import (
     Loss,
@@ -37,9 +32,6 @@ SHORTEST_WINDOW = 10
 @dataclass(frozen=True)
 class Memorization:
     """How a classifier predicts its right and its wrong training labels.
-
-    The counts of ``noisy_memorized``, ``noisy_corrected`` and ``other`` add up to the number of
-    wrong labels. A proportion of no examples is nan.
 
     Attributes:
         clean_learned: Of the right labels, those predicted.
@@ -93,15 +85,15 @@ def label_memorization(
     def share(event: Tensor, among: Tensor) -> Proportion:
         return Proportion(int((event & among).sum()), int(among.sum()), confidence)
 
-    is_wrong = true != given
+    learned, is_wrong = predicted == given, true != given
     everything = torch.ones_like(is_wrong)
     return Memorization(
-        clean_learned=share(predicted == given, ~is_wrong),
-        noisy_memorized=share(predicted == given, is_wrong),
+        clean_learned=share(learned, ~is_wrong),
+        noisy_memorized=share(learned, is_wrong),
         noisy_corrected=share(predicted == true, is_wrong),
-        other=share((predicted != given) & (predicted != true), is_wrong),
+        other=share(~learned & (predicted != true), is_wrong),
         noise_rate=share(is_wrong, everything),
-        train_accuracy=share(predicted == given, everything),
+        train_accuracy=share(learned, everything),
     )
 
 
@@ -164,14 +156,13 @@ class Plateau:
     def interval(self) -> tuple[float, float]:
         """Interval for the noise rate, within [0, 1], if the assumptions hold.
 
-        Combines Student's interval for the epochs with Wilson's for the binomial part.
-
-        References:
-            Zou & Donner 2008, Construction of confidence limits about effect measures.
+        Combines Student's interval for the epochs with Wilson's for the binomial part, as in Zou &
+        Donner 2008, Construction of confidence limits about effect measures.
         """
-        rate, z = self.noise_rate, normal_quantile(self.confidence)
-        low, high = wilson(rate, self.n, z) if self.n else (rate, rate)
-        reach = student_quantile((1 + self.confidence) / 2, int(self.degrees)) * self.epoch_stderr
+        rate, z = self.noise_rate, estimate.normal_quantile(self.confidence)
+        low, high = estimate.wilson(rate, self.n, z) if self.n else (rate, rate)
+        quantile = estimate.student_quantile((1 + self.confidence) / 2, int(self.degrees))
+        reach = quantile * self.epoch_stderr
         low, high = rate - math.hypot(rate - low, reach), rate + math.hypot(high - rate, reach)
         return max(0.0, low), min(1.0, high)
 
@@ -231,7 +222,7 @@ def plateau_noise_rate(
     tolerance = probability("tolerance", tolerance)
     height, drift, height_error, drift_error, degrees = _fit_line(curve[-window:])
     # Two one-sided tests at 5 % are one two-sided interval of 90 %.
-    reach = student_quantile(0.95, int(degrees)) * drift_error
+    reach = estimate.student_quantile(0.95, int(degrees)) * drift_error
     return Plateau(
         reached=abs(drift) + reach <= tolerance,
         height=height,

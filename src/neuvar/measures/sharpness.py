@@ -41,8 +41,7 @@ def expected_sharpness(
     This is the signed difference of :func:`neural_variability` with b = σ, and has its arguments.
 
     References:
-        Neyshabur, Bhojanapalli, McAllester, Srebro: Exploring Generalization in Deep Learning,
-        NeurIPS 2017, section 2.4.
+        Neyshabur et al. 2017, Exploring generalization in deep learning, section 2.4.
 
     Examples:
         >>> model = nn.Linear(3, 1, bias=False)
@@ -78,8 +77,7 @@ def hessian_trace(
     be twice differentiable.
 
     References:
-        Hutchinson: A stochastic estimator of the trace of the influence matrix for Laplacian
-        smoothing splines, Communications in Statistics 18(3), 1989.
+        Hutchinson 1989, A stochastic estimator of the trace of the influence matrix.
 
     Examples:
         >>> model = nn.Linear(3, 1, bias=False)
@@ -264,8 +262,7 @@ def keskar_sharpness(
     points; the paper used L-BFGS-B. The other arguments are as for :func:`neural_variability`.
 
     References:
-        Keskar et al.: On Large-Batch Training for Deep Learning: Generalization Gap and Sharp
-        Minima, ICLR 2017, metric 2.1.
+        Keskar et al. 2017, On large-batch training for deep learning, metric 2.1.
 
     Examples:
         >>> model = nn.Linear(1, 1, bias=False)

@@ -92,15 +92,11 @@ def delta_ab(before: Any, after: Any) -> Average:
 
     .. math:: \delta_{AB} = \hat L_A(\theta_B) - \hat L_A(\theta_A)
 
+    ``before`` is the loss on task A at :math:`\theta_A`, ``after`` that at :math:`\theta_B`: one
+    number, or one per example in the same order. For one number the error is nan.
+
     References:
         Xie et al. 2021, Artificial neural variability for deep learning.
-
-    Args:
-        before: Loss on task A at :math:`\theta_A`: one number, or one per example.
-        after: Loss on task A at :math:`\theta_B`, of the same examples in the same order.
-
-    Returns:
-        The mean difference. Its error is nan unless there is a loss per example.
 
     >>> result = delta_ab(before=[0.1, 0.2, 0.3], after=[0.4, 0.6, 0.5])
     >>> round(result.mean, 3), round(result.stderr, 4)

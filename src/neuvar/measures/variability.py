@@ -106,8 +106,7 @@ def neural_variability(
     targets if the outputs are scores of classes.
 
     References:
-        Xie et al.: Artificial Neural Variability for Deep Learning, Neural Computation 33(8),
-        2021, definition 1.
+        Xie et al. 2021, Artificial neural variability for deep learning, definition 1.
 
     Args:
         model: Any module; it is evaluated in evaluation mode.
@@ -326,11 +325,9 @@ def largest_b(
         raise ValueError(
             f"0 < minimum < maximum must hold, got minimum={minimum!r}, maximum={maximum!r}"
         )
-    plan = Plan(draws, None, confidence, antithetic)
+    plan, limits = Plan(draws, None, confidence, antithetic), (resolution, minimum, maximum)
     with Landscape(model, loss, data, **options) as landscape:
-        search = CrossingSearch(
-            lambda b: measure(landscape, b, plan), delta, resolution, minimum, maximum
-        )
+        search = CrossingSearch(lambda b: measure(landscape, b, plan), delta, *limits)
         _, b, _ = search.crossing(lambda point: point.delta)
         lower, _, _ = search.crossing(lambda point: max(point.interval[1], -point.interval[0]))
         _, _, upper = search.crossing(lambda point: max(point.interval[0], -point.interval[1]))
