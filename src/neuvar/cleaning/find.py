@@ -34,7 +34,6 @@ from neuvar.cleaning.score import (
     judge_labels,
 )
 from neuvar.data import Batches, normalization
-from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.models import build, mlp
 from neuvar.optim import NVRMSGD
 from neuvar.train import fit
@@ -139,9 +138,8 @@ def find_label_issues(
         # Labels that are numbers may leave out some of the model's classes.
         examples = Examples(inputs, *read_labels(parts.labels, classes=classes), parts.files)
     check_scores(scores, len(examples.names))
-    last_b = None
     if trained:
-        p = predict(network, examples, precision=precision)
+        p, last_b = predict(network, examples, precision=precision), None
     else:
         run = train_once(network, examples, precision=precision, **training)
         p, last_b = run.probabilities, run.b
@@ -152,7 +150,7 @@ def find_label_issues(
             f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
-    return replace(_score(p, examples.labels, examples.names, parts), b=last_b)
+    return _score(p, examples.labels, examples.names, parts, last_b)
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
@@ -169,7 +167,9 @@ def _is_labels(data: Any) -> bool:
     return getattr(data, "ndim", None) == 1
 
 
-def _score(p: Array, labels: Array, names: tuple[str, ...], parts: Parts) -> LabelIssues:
+def _score(
+    p: Array, labels: Array, names: tuple[str, ...], parts: Parts, b: float | None = None
+) -> LabelIssues:
     """Judge labels, and add the original form of the label of each class."""
     original = label_array(parts.labels)
     classes, first = np.unique(labels, return_index=True)
@@ -180,7 +180,7 @@ def _score(p: Array, labels: Array, names: tuple[str, ...], parts: Parts) -> Lab
     values[classes] = original[first]
     if all(isinstance(value, str) for value in values):
         values = values.astype(str)
-    return replace(judge_labels(p, labels, names=names), values=values, files=parts.files)
+    return replace(judge_labels(p, labels, names=names), values=values, files=parts.files, b=b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,11 +292,9 @@ def predict(network: nn.Module, examples: Examples, *, precision: str = "float32
     """Probabilities of a network in evaluation mode."""
     device, parts = device_of(network), []
     batches = make_batches(examples, EVALUATION_BATCH, shuffle=False, device=device)
-    with torch.no_grad(), eval_mode(network):
+    with torch.no_grad(), eval_mode(network), autocast(device, precision):
         for inputs, *_ in batches.epoch(0):
-            with autocast(device, precision):
-                scores = network(inputs)
-            parts.append(softmax(half_to_float(scores).cpu().double(), 1))
+            parts.append(softmax(network(inputs).cpu().double(), 1))
     return torch.cat(parts).numpy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,27 +67,25 @@ def files_in(folder: Path) -> dict[str, list[str]]:
         here = folder.resolve(strict=True)
         with os.scandir(folder) as entries:
             is_dir = {entry.name: entry.is_dir() for entry in entries if not _is_hidden(entry.name)}
-        # A link to the folder itself, or to one above it, would contain all classes again.
-        around = {here, *here.parents}
-        classes = [name for name in is_dir if is_dir[name]]
-        classes = [name for name in classes if (folder / name).resolve() not in around]
-        others = sorted(name for name in is_dir if not is_dir[name])
-        return {"": others} | {name: _walk(folder, name) for name in sorted(classes)}
+        found = {"": sorted(name for name in is_dir if not is_dir[name])}
+        for name in sorted(name for name in is_dir if is_dir[name]):
+            # A link to the folder itself, or to one above it, would contain all classes again.
+            if (folder / name).resolve() not in (here, *here.parents):
+                found[name] = sorted(_walk(folder, name))
+        return found
     except OSError as error:
         where = error.filename if error.filename is not None else folder
         raise ValueError(f"{where} cannot be read: {error.strerror or error}") from None
 
 
-def _walk(folder: Path, name: str) -> list[str]:
+def _walk(folder: Path, name: str) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise error
 
-    paths = []
     for here, folders, files in os.walk(folder / name, onerror=refuse):
         folders[:] = [inner for inner in folders if not _is_hidden(inner)]
         below = Path(here).relative_to(folder)
-        paths += [(below / file).as_posix() for file in files if not _is_hidden(file)]
-    return sorted(paths)
+        yield from ((below / file).as_posix() for file in files if not _is_hidden(file))
 
 
 def _is_hidden(name: str) -> bool:
@@ -101,18 +100,29 @@ def is_image(file: str) -> bool:
 def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
     """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB."""
     require_pillow()
+    from PIL import Image, UnidentifiedImageError
+
     pictures: list[Array] = []
-    bad: list[tuple[str, str]] = []
+    bad: list[tuple[str, Exception]] = []
+    enough = 2 * (size or SIZE)
     with warnings.catch_warnings():
         # Pillow's warnings do not name the file; sizes are checked here.
         warnings.simplefilter("ignore")
         for file in files:
             try:
-                pictures.append(_read_image(folder / file, size))
+                with open_regular(folder / file) as content:
+                    picture = Image.open(content, formats=FORMATS)
+                    _refuse_too_large(picture)
+                    picture.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
+                    pictures.append(pixels_of(picture, size))
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
-                bad.append((file, _reason(error)))
+                bad.append((file, error))
     if bad:
-        file, reason = bad[0]
+        file, error = bad[0]
+        reason = "not an image of a supported format"
+        if not isinstance(error, UnidentifiedImageError):
+            text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = " ".join(text.split())
         raise ValueError(
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
             f"{reason}"
@@ -125,25 +135,6 @@ def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
             f"{lowest.tolist()}"
         )
     return images
-
-
-def _read_image(path: Path, size: int | None) -> Array:
-    from PIL import Image
-
-    with open_regular(path) as file, Image.open(file, formats=FORMATS) as picture:
-        _refuse_too_large(picture)
-        enough = 2 * (size or SIZE)
-        picture.draft(None, (enough, enough))  # lets JPEG files be decoded at a smaller size
-        return pixels_of(picture, size)
-
-
-def _reason(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image of a supported format"
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())
 
 
 def require_pillow() -> None:
@@ -214,11 +205,18 @@ def squares(pictures: list[Array], size: int | None) -> Tensor:
     """Pictures centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
 
     Without a size, the side is that of the longer sides if all are equal, otherwise ``SIZE``. The
-    list is emptied. Pictures of more than 8 bits share one range.
+    list is emptied.
+
+    Pictures of more than 8 bits share one range. A 16-bit file may hold 10 or 12 bits and does not
+    say so: white has the smallest even number of bits, at least 8, that holds the brightest pixel.
+    Black is 0, or the lowest negative value.
     """
     from PIL import Image
 
-    black, white = _shared_range(pictures)
+    wide = [picture for picture in pictures if picture.dtype != np.uint8]
+    black = min([0.0, *(float(picture.min()) for picture in wide)])
+    highest = int(max([0.0, *(float(picture.max()) for picture in wide)]) - black)
+    white = black + 2 ** max(8, -(-highest.bit_length() // 2) * 2) - 1
     longer = {max(picture.shape[:2]) for picture in pictures}
     side = size or (longer.pop() if len(longer) == 1 else SIZE)
     gray = all(picture.ndim == 2 for picture in pictures)
@@ -236,16 +234,3 @@ def squares(pictures: list[Array], size: int | None) -> Tensor:
         target = out[index, ..., top : top + height, left : left + width]
         target[...] = picture if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
     return torch.from_numpy(out)
-
-
-def _shared_range(pictures: list[Array]) -> tuple[float, float]:
-    """Black and white of the pictures with more than 8 bits.
-
-    A 16-bit file may hold 10 or 12 bits and does not say so: white has the smallest even number of
-    bits, at least 8, that holds the brightest pixel. Black is 0, or the lowest negative value.
-    """
-    wide = [(float(one.min()), float(one.max())) for one in pictures if one.dtype != np.uint8]
-    black = min([0.0, *(low for low, _ in wide)])
-    highest = int(max([0.0, *(high for _, high in wide)]) - black)
-    bits = max(8, -(-highest.bit_length() // 2) * 2)
-    return black, black + 2**bits - 1

@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,24 +17,21 @@ from torch import Tensor
 
 from neuvar.cleaning.examples import has_channels_last
 from neuvar.cleaning.score import Array
-from neuvar.pages import fill
+from neuvar.pages import head
 
 if TYPE_CHECKING:
     from neuvar.cleaning.results import Cleaning
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
-TRAINED = (
-    "A network trained with noise on its weights does not memorize wrong labels. These are the "
-    "labels it disagrees with. It can be wrong: review each label and decide."
-)
-GIVEN = (
-    "These are the labels that the given probabilities disagree with. They can be wrong: review "
-    "each label and decide."
-)
-OBSERVED = (
-    "These are the labels that your network disagreed with while it was trained. It can be wrong: "
-    "review each label and decide."
-)
+LEADS = {
+    "network": "A network trained with noise on its weights does not memorize wrong labels. These "
+    "are the labels it disagrees with. It can be wrong: review each label and decide.",
+    "observed": "These are the labels that your network disagreed with while it was trained. It "
+    "can be wrong: review each label and decide.",
+    "": "These are the labels that the given probabilities disagree with. They can be wrong: "
+    "review each label and decide.",
+}
+"""First sentences of the page, by the setting that says where the probabilities are from."""
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
@@ -55,12 +54,12 @@ def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
     """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
     details = cleaning.details.items()
     n, rate = len(cleaning.issues), cleaning.issues.noise_rate
-    return fill(
-        "neuvar.cleaning",
-        scripts=SCRIPTS,
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        head=head("neuvar.cleaning", SCRIPTS),
         name=escape(printable(cleaning.source.name)),
         findings=escape(str(cleaning)),
-        lead=_lead(cleaning.settings),
+        lead=LEADS[next((key for key in LEADS if key in cleaning.settings), "")],
         labels=f"{n:,}",
         classes=f"{len(cleaning.issues.names):,}",
         flagged=f"{cleaning.flagged:,}",
@@ -81,12 +80,6 @@ def printable(text: str) -> str:
     'cat�'
     """
     return _CONTROL.sub("�", text)
-
-
-def _lead(settings: dict[str, Any]) -> str:
-    if "network" in settings:
-        return TRAINED
-    return OBSERVED if "observed" in settings else GIVEN
 
 
 def embed(data: Any) -> str:

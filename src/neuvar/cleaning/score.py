@@ -119,9 +119,8 @@ class LabelIssues:
     @property
     def pairs(self) -> Array:
         """Number of flagged examples for each given (row) and suggested (column) class."""
-        counts = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
-        np.add.at(counts, (self.labels[self.flagged], self.suggested[self.flagged]), 1)
-        return counts
+        flagged = self.flagged
+        return _count_pairs(self.labels[flagged], self.suggested[flagged], len(self.names))
 
     def __str__(self) -> str:
         return (
@@ -153,23 +152,17 @@ def judge_labels(
     >>> issues.flagged.tolist(), issues.suggested.tolist(), issues.ranked.tolist()
     ([False, True, False], [0, 1, 0], [1, 2, 0])
     """
-    p, y = check_probabilities(probabilities), _check_labels(labels)
+    p = check_probabilities(probabilities)
     n, classes = p.shape
-    if len(y) != n:
-        raise ValueError(
-            f"probabilities and labels must have the same length, got {n} and {len(y)}"
-        )
-    if y.max() >= classes:
-        raise ValueError(
-            f"labels must be below {classes}, the number of columns of probabilities, got {y.max()}"
-        )
-    if names is None:
-        names = [str(k) for k in range(classes)]
+    y = _check_labels(labels, n, classes)
+    names = [str(k) for k in range(classes)] if names is None else names
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
     z = normal_quantile(confidence)
     own = p[np.arange(n), y].astype(np.float64)
-    typical = _class_means(own, y, classes)
+    # Mean probability of their label over the examples of each label; 1 without examples.
+    counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
+    typical = np.where(counts, (sums / np.maximum(counts, 1)).clip(np.finfo(float).tiny), 1.0)
     other = _best_other(p, y)
     flagged = (other > own) & (_best_other(p, y, typical) > own / typical[y])
     suggested = np.where(other > own, p.argmax(1), y)
@@ -198,16 +191,12 @@ def _best_other(p: Array, y: Array, typical: Array | float = 1.0) -> Array:
     return best
 
 
-def _class_means(own: Array, y: Array, classes: int) -> Array:
-    """Mean probability of their label over the examples of each label; 1 without examples."""
-    counts = np.bincount(y, minlength=classes)
-    sums = np.bincount(y, weights=own, minlength=classes)
-    return np.where(counts, np.maximum(sums / np.maximum(counts, 1), np.finfo(float).tiny), 1.0)
+def _count_pairs(rows: Array, columns: Array, classes: int) -> Array:
+    return np.bincount(rows * classes + columns, minlength=classes**2).reshape(classes, classes)
 
 
 def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, (true, given), 1)
+    counts = _count_pairs(true, given, classes)
     totals = counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):  # classes without examples become nan
         matrix = counts / totals
@@ -248,7 +237,7 @@ def check_probabilities(value: Any) -> Array:
     return p
 
 
-def _check_labels(value: Any) -> Array:
+def _check_labels(value: Any, n: int, classes: int) -> Array:
     y: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if y.ndim != 1 or not len(y):
         raise ValueError(f"labels must be a list of class indices, got shape {y.shape}")
@@ -256,6 +245,14 @@ def _check_labels(value: Any) -> Array:
         y = y.astype(np.int64)
     if y.dtype.kind not in "iu":
         raise ValueError(f"labels must be integers, got type {y.dtype}")
+    if len(y) != n:
+        raise ValueError(
+            f"probabilities and labels must have the same length, got {n} and {len(y)}"
+        )
     if y.min() < 0:
         raise ValueError(f"labels must not be negative, got {y.min()}")
+    if y.max() >= classes:
+        raise ValueError(
+            f"labels must be below {classes}, the number of columns of probabilities, got {y.max()}"
+        )
     return y.astype(np.int64)

@@ -9,20 +9,11 @@ from importlib import resources
 from string import Template
 
 
-def fill(package: str, /, *, scripts: Iterable[str] = ("page.js",), **parts: str) -> str:
-    """Fill the ``page.html`` of a package with the shared head and its own parts.
-
-    Args:
-        package: contains ``page.html``, ``page.css`` and the scripts.
-        scripts: files that follow the shared script, in this order.
-        parts: the other placeholders of the template, as safe HTML.
-    """
-    template = Template(_part(package, "page.html"))
-    return template.substitute(parts, head=head(package, scripts))
-
-
 def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
-    """The shared head of a page, with its policy, style and script; see :func:`fill`."""
+    """The head of a page, with its policy, style and script.
+
+    A package contains ``page.css`` and the scripts; they follow the shared ones.
+    """
     css = _part(__name__, "base.css") + _part(package, "page.css")
     # One function around all of them keeps their names out of the window.
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
