@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from neuvar import labels
-from neuvar.labels import transition as transitions
+from neuvar.labels import noisy_labels as transitions
 from neuvar.labels.kinds import _flip_probabilities
 
 BALANCED = torch.arange(1000) % 10

@@ -16,8 +16,7 @@ from neuvar.labels.kinds import (
     symmetric_including_self,
 )
 from neuvar.labels.label_files import from_array, from_file
-from neuvar.labels.result import NoisyLabels
-from neuvar.labels.transition import flip
+from neuvar.labels.noisy_labels import NoisyLabels, flip
 
 __all__ = [
     "KINDS",

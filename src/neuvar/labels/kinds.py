@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 
 from neuvar._validate import integer, one_of
-from neuvar.labels.result import (
+from neuvar.labels.noisy_labels import (
     MAX_CLASSES,
+    UNIT,
+    Array,
     Integers,
     NoisyLabels,
     checked_classes,
     checked_labels,
     checked_rate,
+    flip_by,
     make_result,
+    random_uniforms,
+    rounded,
     tensor_sha256,
 )
-from neuvar.labels.transition import UNIT, Array, flip_by, random_uniforms, rounded
 
 CIFAR10_SIMILAR = (0, 1, 0, 5, 7, 3, 6, 7, 8, 1)
 """Class that each class flips to: bird → airplane, cat ↔ dog, deer → horse, truck → automobile."""

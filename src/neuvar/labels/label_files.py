@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from neuvar.labels.result import (
+from neuvar.labels.noisy_labels import (
     Integers,
     NoisyLabels,
     checked_classes,
