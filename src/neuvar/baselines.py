@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuvar import noise as noise_
-from neuvar.noise import Draw, Term
+from neuvar.noise import Draw
 from neuvar.optim import NVRMSGD
-from neuvar.optim.forward import not_compiled
+from neuvar.optim.forward import Noise, not_compiled
 from neuvar.optim.noisy_parameters import write_noise
 from neuvar.optim.wrapper import Wrapper, is_real_step
 
@@ -63,20 +63,22 @@ class PSGD(Wrapper):
         Without gradients, or with lr=0, no noise is added.
         """
         loss = None if closure is None else self._closure_loss(closure)
-        draws = self._next_draws() if is_real_step(self.param_groups) else None
+        noise = self._next_noise() if is_real_step(self.param_groups) else None
         self.inner.step()
-        if draws is not None:
-            self._add_noise(draws)
+        if noise is not None:
+            self._add_noise(*noise)
         return loss
 
     @not_compiled()
-    def _add_noise(self, draws: list[Draw]) -> None:
+    def _add_noise(self, draws: list[Draw], eps: Noise) -> None:
         self._record(draws)
-        eps: dict[Tensor, Term] = {}
-        for group, draw in zip(self.param_groups, draws, strict=True):
-            if scale := self._scale(group):
-                trained = [p for p in group["params"] if p.grad is not None]
-                eps |= {p: Term(self._slots()[p], draw, scale) for p in trained}
+        for group in self.param_groups:
+            scale = self._scale(group)
+            for p in group["params"]:
+                if p in eps and p.grad is not None and scale:
+                    eps[p] = eps[p]._replace(b=scale)
+                else:
+                    eps.pop(p, None)
         with torch.no_grad():
             write_noise(eps, factor=-1)
 

@@ -15,10 +15,11 @@ import itertools
 import operator
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._compile
@@ -47,27 +48,82 @@ def not_compiled(*, recursive: bool = True) -> Callable[[F], F]:
     return disable(recursive=recursive)  # type: ignore[no-any-return]
 
 
-# Owners: the noise of each optimizer.
-
-OWNERS: weakref.WeakSet[Any] = weakref.WeakSet()
+OWNERS: weakref.WeakSet[WeightNoise] = weakref.WeakSet()
 """The noise of every optimizer that is alive."""
+REST = "rest"
+"""Reason to keep weights clean between training passes, where noise is added in place."""
 
 
-class Owner(Protocol):
-    """The noise of one optimizer, as a forward pass uses it."""
+class WeightNoise(ABC):
+    """The noise of one optimizer.
 
-    params: Collection[Tensor]
-    """All parameters of the optimizer."""
-    eps: Noise
-    used: int
-    """When the optimizer was last used; ``NEVER`` after another optimizer has taken a step."""
-    always: bool
-    """Whether every forward pass gets the noise, in any mode."""
+    Attributes:
+        params: all parameters of the optimizer.
+        model: the model that the optimizer was made with, or None.
+        eps: the noise of each parameter that has some.
+        holds: reasons to keep the weights clean.
+        passes: number of training forward passes since the last step.
+        used: when the optimizer was last used: of several that train a weight, the last one counts.
+            ``NEVER`` after another optimizer has taken a step.
+        always: whether every forward pass gets the noise, in any mode.
+    """
+
+    keys: tuple[str, ...] = ()
+    """Names of what a checkpoint of the optimizer holds for each parameter."""
+    used = NEVER
+    always = False
+
+    def __init__(self, params: Set[Tensor], model: nn.Module | None) -> None:
+        self.params = params
+        self.model = model
+        self.eps: Noise = {}
+        self.holds: set[object] = set()
+        self.passes = 0
+        self._register()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The holds of a copy are never released, so it begins in eval mode.
+        holds = ({"eval"} if self.held else set()) | (self.holds & {REST})
+        shared = {"params": set(self.params), "model": self.model, "eps": self.eps}
+        return shared | {"holds": holds, "passes": self.passes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._register()
+
+    def _register(self) -> None:
+        OWNERS.add(self)
+        _watch_other_optimizers()
+        if self.model is None or "_modules" in self.model.__dict__:
+            self.use()  # else it is an attribute of the model, whose copy is not complete yet
+
+    def use(self) -> None:
+        """Mark the optimizer as used."""
+        self.used, model = next(_CLOCK), self.model
+        while _OPEN:  # Ctrl-C at the very end of a pass
+            _OPEN.pop().put_back()
+        if model is None:
+            return
+        entry = _ENTRIES.get(model)
+        if (
+            entry is None
+            or entry.active
+            or weakref.ref(self) not in entry.owners
+            or model.__dict__.get(entry.name) is not entry
+        ):
+            install(model, self)
 
     @property
-    def model(self) -> nn.Module | None:
-        """The model that the optimizer was made with."""
+    def held(self) -> bool:
+        """Whether clean weights were requested."""
+        return bool(self.holds - {REST})
 
+    @property
+    @abstractmethod
+    def carried(self) -> Noise:
+        """The noise that the weights have now, or in the next training forward pass."""
+
+    @abstractmethod
     def enter(
         self, slots: list[ModuleParameter], swaps: Swaps, *, wanted: bool, repeats: bool
     ) -> Ending | None:
@@ -80,35 +136,52 @@ class Owner(Protocol):
             repeats: whether a backward pass repeats an earlier pass that had noise.
         """
 
+    @abstractmethod
     def lent(self, p: Tensor) -> bool:
         """Whether a forward pass has used a parameter's noise since the last step."""
 
+    @abstractmethod
+    def begin_update(self) -> None:
+        """Show the clean weights to the inner optimizer."""
 
-def use(owner: Owner) -> None:
-    """Mark an optimizer as used: of several that train a weight, the last one used counts."""
-    owner.used = next(_CLOCK)
-    while _OPEN:  # Ctrl-C at the very end of a pass
-        _OPEN.pop().put_back()
-    if owner.model is not None:
-        entry = _ENTRIES.get(owner.model)
-        if (
-            entry is None
-            or entry.active
-            or weakref.ref(owner) not in entry.owners
-            or owner.model.__dict__.get(entry.name) is not entry
-        ):
-            install(owner.model, owner)
+    @abstractmethod
+    def end_update(self, eps: Noise | None) -> None:
+        """Continue after an update, with new noise or with the old."""
+
+    @abstractmethod
+    def replace(self, eps: Noise) -> None:
+        """Replace the present noise."""
+
+    # The rest is for parameters that are always clean; NoisyParameters overrides it.
+
+    def hold(self, reason: object) -> None:
+        """Keep the weights clean until every reason to do so is released."""
+        self.holds.add(reason)
+
+    def release(self, reason: object) -> None:
+        """Let the noise back in, unless there is another reason against it."""
+        self.holds.discard(reason)
+
+    def forget(self) -> None:  # noqa: B027 - only ForwardNoise needs it
+        """Drop what was computed from the weights, which may have been written to."""
+
+    def accept(self, params: Iterable[Tensor] | None = None) -> None:  # noqa: B027
+        """Accept the present weights as clean: of these parameters, or of those that changed."""
+
+    def check_untouched(self) -> None:  # noqa: B027
+        """Raise an error if anything else has changed perturbed weights."""
+
+    def clean_copy(self, p: Tensor) -> Tensor:
+        """Copy of the clean weights of a parameter, perturbed or not."""
+        return p.detach().clone()
+
+    def saved(self, p: Tensor) -> tuple[Any, ...]:
+        """What a checkpoint holds for a parameter, by the names in ``keys``."""
+        return ()
 
 
-def register(owner: Owner) -> None:
-    """Register the noise of a new optimizer, and mark the optimizer as used."""
-    OWNERS.add(owner)
-    _watch_other_optimizers()
-    use(owner)
-
-
-def noise_owners(params: Iterable[Tensor]) -> list[Any]:
-    """The owners of noise for some parameters, the last one used first."""
+def noise_owners(params: Iterable[Tensor]) -> list[WeightNoise]:
+    """The noise of all optimizers that train some of these parameters, the last one used first."""
     wanted = set(params)
     owners = [owner for owner in OWNERS if not wanted.isdisjoint(owner.params)]
     return sorted(owners, key=lambda owner: -owner.used)
@@ -137,61 +210,39 @@ class _Perturbed(NamedTuple):
     address: int
 
 
-class ForwardNoise:
+class ForwardNoise(WeightNoise):
     """Lends perturbed tensors to a model's training forward passes.
 
     The parameters always hold the clean weights. The perturbed tensors are kept until the next
     step, so that all micro-batches of a step share them; their memory is used again afterwards.
     """
 
-    keys: tuple[str, ...] = ()
-    used = NEVER
-    always = False
-
-    def __init__(self, params: Collection[Tensor], model: nn.Module) -> None:
-        self.params = params
-        self.model = model
-        self.eps: Noise = {}
-        self.holds: set[object] = set()
-        self.passes = 0
+    def __init__(self, params: Set[Tensor], model: nn.Module) -> None:
         self._perturbed: dict[Tensor, _Perturbed] = {}
         self._buffers: dict[Tensor, Tensor] = {}
-        register(self)
+        super().__init__(params, model)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"params": set(self.params), "model": self.model, "eps": self.eps}
-        kept |= {"holds": {"eval"} if self.holds else set(), "passes": self.passes}
-        return kept | {"_perturbed": {}, "_buffers": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "_modules" in self.model.__dict__:
-            register(self)
-        else:  # copied as an attribute of the model, whose copy is not complete yet
-            OWNERS.add(self)
-
-    @property
-    def held(self) -> bool:
-        """Whether clean forward passes were requested."""
-        return bool(self.holds)
+        return super().__getstate__() | {"_perturbed": {}, "_buffers": {}}
 
     @property
     def carried(self) -> Noise:
-        """The noise of the next training forward pass."""
         return {} if self.holds else self.eps
 
     def enter(
         self, slots: list[ModuleParameter], swaps: Swaps, *, wanted: bool, repeats: bool
     ) -> Ending | None:
-        """Put perturbed tensors into modules for the duration of a pass."""
         if not (repeats or (wanted and not self.holds)):
             return None
         self.passes += 1
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         plain = _no_transforms() if transformed else nullcontext()
+        modules, names, params = zip(*slots, strict=True)
         with torch.inference_mode(False), torch.enable_grad(), plain:
-            tensors = [self.perturbed(p) for _, _, p in slots]
-        swaps.put_in(slots, tensors)
+            swaps.tensors += map(self.perturbed, params)
+        swaps.dicts += [module._parameters for module in modules]
+        swaps.names += names
+        swaps.params += params
         return functools.partial(self._leave, slots)
 
     def _leave(self, slots: list[ModuleParameter], result: Any) -> None:
@@ -210,15 +261,14 @@ class ForwardNoise:
                     "give it a parameter group with b=0"
                 )
 
-    def lent(self, p: Tensor) -> bool:
-        """Whether a forward pass has used a parameter's noise since the last step."""
-        return p in self._perturbed
-
     def perturbed(self, p: Tensor) -> Tensor:
         """A parameter plus its noise; gradients flow to the parameter. Needs gradients on."""
-        made = self._perturbed.pop(p, None)
-        if made is None or made.version != p._version or made.address != p.data_ptr():
-            made, clean, buffer = None, p.detach(), self._buffers.get(p)
+        version, address = p._version, p.data_ptr()
+        made = self._perturbed.get(p)
+        if made is None or (made.version, made.address) != (version, address):
+            self._perturbed.pop(p, None)
+            made = None  # frees its memory
+            clean, buffer = p.detach(), self._buffers.get(p)
             # Two references are the buffer itself and the storage object that is asked here.
             if (
                 buffer is None
@@ -230,50 +280,23 @@ class ForwardNoise:
             add_noise(clean, self.eps[p], out=buffer)
             tensor = torch.ops.aten.alias(p)  # passes its gradient on to p
             tensor.data = buffer
-            made = _Perturbed(tensor, p._version, p.data_ptr())
-        self._perturbed[p] = made
+            made = self._perturbed[p] = _Perturbed(tensor, version, address)
         return made.tensor
 
-    # What an optimizer calls for any kind of noise.
+    def lent(self, p: Tensor) -> bool:
+        return p in self._perturbed
 
     def forget(self) -> None:
-        """Drop the perturbed tensors; the next forward pass makes them again."""
         self._perturbed = {}
 
-    def hold(self, reason: object) -> None:
-        """Keep forward passes clean until every reason to do so is released."""
-        self.holds.add(reason)
-
-    def release(self, reason: object) -> None:
-        """Let noise back into forward passes, unless there is another reason against it."""
-        self.holds.discard(reason)
-
-    def begin_update(self) -> None:
-        """Drop the perturbed tensors: the parameters are clean already."""
-        self._perturbed = {}
+    begin_update = forget
 
     def end_update(self, eps: Noise | None) -> None:
-        """Continue with new noise after an update, or with the old."""
         if eps is not None:
             self.eps, self.passes = eps, 0
 
     def replace(self, eps: Noise) -> None:
-        """Continue with other noise."""
         self.eps, self._perturbed = eps, {}
-
-    def accept(self, params: Iterable[Tensor] | None = None) -> None:
-        """No-op: the parameters are clean."""
-
-    def clean_copy(self, p: Tensor) -> Tensor:
-        """Copy of a parameter."""
-        return p.detach().clone()
-
-    def check_untouched(self) -> None:
-        """No-op: parameters may be written to at any time."""
-
-    def saved(self, p: Tensor) -> tuple[Any, ...]:
-        """Empty: the model's own checkpoint has the clean weights."""
-        return ()
 
 
 def _no_transforms() -> AbstractContextManager[Any]:
@@ -289,7 +312,7 @@ def _no_transforms() -> AbstractContextManager[Any]:
 class Swaps:
     """Tensors that stand in for parameters during a forward pass.
 
-    Each of the two writes is one call of a C function, which no signal interrupts.
+    ``put_in`` and ``put_back`` are C functions to be called once, which no signal interrupts.
     """
 
     def __init__(self) -> None:
@@ -297,22 +320,13 @@ class Swaps:
         self.names: list[str] = []
         self.params: list[Tensor] = []
         self.tensors: list[Tensor] = []
-        standing = map(dict.get, self.dicts, self.names)
+        put_in = map(operator.setitem, self.dicts, self.names, self.tensors)
+        self.put_in: Callable[[], Any] = functools.partial(deque, put_in, 0)
         # A parameter that forward() itself has replaced stays so.
-        ours = map(operator.is_, standing, self.tensors)
+        ours = map(operator.is_, map(dict.get, self.dicts, self.names), self.tensors)
         back = itertools.compress(zip(self.dicts, self.names, self.params), ours)  # noqa: B905
-        done = itertools.starmap(operator.setitem, back)
-        self.put_back: Callable[[], Any] = functools.partial(deque, done, 0)
-
-    def put_in(self, slots: Sequence[ModuleParameter], tensors: list[Tensor]) -> None:
-        """Put tensors where the parameters are."""
-        modules, names, params = zip(*slots, strict=True)
-        dicts: list[Any] = [module._parameters for module in modules]
-        self.dicts.extend(dicts)
-        self.names.extend(names)
-        self.params.extend(params)
-        self.tensors.extend(tensors)
-        deque(map(operator.setitem, dicts, names, tensors), 0)
+        put_back = itertools.starmap(operator.setitem, back)
+        self.put_back: Callable[[], Any] = functools.partial(deque, put_back, 0)
 
 
 _OPEN: list[Swaps] = []
@@ -325,7 +339,7 @@ class _Entry:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
-        self.owners: list[weakref.ref[Any]] = []
+        self.owners: list[weakref.ref[WeightNoise]] = []
         self.active = False
         compiled = module.__dict__.get("_compiled_call_impl") is not None
         self.name = "_compiled_call_impl" if compiled else "_call_impl"
@@ -344,24 +358,21 @@ class _Entry:
             return (self.former or type(module)._call_impl.__get__(module))(*args, **kwargs)
         return _noisy_pass(self, args, kwargs)
 
-    def put(self) -> None:
-        """Enter the module's ``__dict__``, and remember what was there."""
+    def switch(self, *, on: bool) -> None:
+        """Take the place of the module's method, or put back what was there before."""
         module = self._module()
-        if module is not None and (former := module.__dict__.get(self.name)) is not self:
-            self.former = former
-            module.__dict__[self.name] = self
-            module.__dict__[_GETSTATE] = self.getstate
-
-    def step_aside(self) -> None:
-        """Put back what was there."""
-        module = self._module()
-        if module is not None and module.__dict__.get(self.name) is self:
+        if module is None:
+            return
+        names, present = module.__dict__, module.__dict__.get(self.name)
+        if on and present is not self:
+            self.former = present
+            names[self.name], names[_GETSTATE] = self, self.getstate
+        elif not on and present is self:
+            names[self.name] = self.former
             if self.former is None:
-                del module.__dict__[self.name]
-            else:
-                module.__dict__[self.name] = self.former
+                del names[self.name]
 
-    def forget(self, ref: weakref.ref[Any]) -> None:
+    def forget(self, ref: weakref.ref[WeightNoise]) -> None:
         """Remove an owner that is gone, and this entry with the last one."""
         self.owners.remove(ref)
         if not self.owners and not self.active:
@@ -369,7 +380,7 @@ class _Entry:
 
     def end(self) -> None:
         """Leave the module as it was before."""
-        self.step_aside()
+        self.switch(on=False)
         if (module := self._module()) is not None and _ENTRIES.get(module) is self:
             module.__dict__.pop(_GETSTATE, None)
             del _ENTRIES[module]
@@ -399,7 +410,7 @@ def _own_method(memo: dict[int, Any], module: nn.Module | None, name: str) -> An
     return getattr(memo[id(module)], name) if id(module) in memo else None
 
 
-def install(model: nn.Module, owner: Owner) -> None:
+def install(model: nn.Module, owner: WeightNoise) -> None:
     """Intercept the forward passes of a model and of its submodules while the owner is alive."""
     for module in model.modules():
         if isinstance(module, ParametrizationList):
@@ -410,7 +421,7 @@ def install(model: nn.Module, owner: Owner) -> None:
         if weakref.ref(owner) not in entry.owners:
             entry.owners.append(weakref.ref(owner, entry.forget))
         entry.active = False
-        entry.put()
+        entry.switch(on=True)
 
 
 @not_compiled(recursive=False)
@@ -448,7 +459,7 @@ def _begin(
     """Let each owner begin the pass, the last one used first."""
     for entry in entries:  # modules that this pass calls in turn, also by compiled code
         entry.active = True
-        entry.step_aside()
+        entry.switch(on=False)
     grads = torch.is_grad_enabled() or _in_reentrant_checkpoint()
     # A pass inside of a backward pass repeats an earlier one: gradient checkpointing.
     repeats = torch._C._current_graph_task_id() != -1
@@ -456,7 +467,7 @@ def _begin(
     owners = [owner for ref in refs if (owner := ref()) is not None]
     taken: set[Tensor] = set()
     for owner in sorted(owners, key=operator.attrgetter("used"), reverse=True):
-        slots = [
+        slots: list[ModuleParameter] = [
             (module, name, p)
             for module in modules
             for name, p in module._parameters.items()
@@ -470,6 +481,7 @@ def _begin(
             wanted = owner.always or (grads and trained and owner.used != NEVER)
             if (ending := owner.enter(slots, swaps, wanted=wanted, repeats=lent)) is not None:
                 endings.append(ending)
+    swaps.put_in()
 
 
 @not_compiled()
@@ -477,7 +489,7 @@ def _end(entries: list[_Entry], endings: list[Ending], result: Any) -> None:
     """Put entries back, and let every owner end the pass, even if one raises an error."""
     for entry in reversed(entries):  # the root last: if it is in place, all are
         entry.active = False
-        entry.put() if entry.owners else entry.end()
+        entry.switch(on=True) if entry.owners else entry.end()
     errors = []
     for ending in reversed(endings):
         try:

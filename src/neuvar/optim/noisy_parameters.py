@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from neuvar.noise import Term, add_noise, has_noise, pieces, same_bits
-from neuvar.optim import forward
-from neuvar.optim.forward import NEVER, Ending, ModuleParameter, Noise, Swaps, noise_owners
+from neuvar.optim.forward import (
+    NEVER,
+    OWNERS,
+    REST,
+    Ending,
+    ForwardNoise,
+    ModuleParameter,
+    Noise,
+    Swaps,
+    WeightNoise,
+    noise_owners,
+    not_compiled,
+)
 from neuvar.optim.layout import is_sharded, local, reshard, sharding
 
 ONE_BY_ONE = ("cpu",)
 """Devices on which one pass per tensor is faster than two passes for all of them."""
-REST = "rest"
-"""Hold on the weights of a known model outside of its training passes."""
 
 
 @contextmanager
@@ -58,7 +67,7 @@ def clean_copy(p: Tensor) -> Tensor:
 def as_trained(p: Tensor) -> Tensor:
     """A parameter with the noise of the training forward pass; its gradient flows to ``p``."""
     for owner in noise_owners([p]):
-        if isinstance(owner, forward.ForwardNoise) and p in owner.carried:
+        if isinstance(owner, ForwardNoise) and p in owner.carried:
             with torch.inference_mode(False), torch.enable_grad():
                 return owner.perturbed(p) if owner.used != NEVER else p
     return p
@@ -66,7 +75,7 @@ def as_trained(p: Tensor) -> Tensor:
 
 def end_other_noise(params: Iterable[Tensor], own: object) -> None:
     """Remove the noise of other optimizers from parameters, for good."""
-    others = [owner for owner in forward.OWNERS if owner is not own]
+    others = [owner for owner in OWNERS if owner is not own]
     for other in others:
         noisy = isinstance(other, NoisyParameters) and other.noisy
         if noisy and not other.eps.keys().isdisjoint(params):
@@ -279,7 +288,7 @@ def _fingerprint(p: Tensor, weights: Tensor) -> int:
     return int(total)
 
 
-class NoisyParameters:
+class NoisyParameters(WeightNoise):
     """Adds noise to parameters in place and removes it, and detects writes by others.
 
     Args:
@@ -289,25 +298,17 @@ class NoisyParameters:
             Without it, noise is on all the time between steps.
     """
 
-    used = NEVER
-    always = False
-
-    def __init__(
-        self, params: Collection[Tensor], keep: Exact, model: nn.Module | None = None
-    ) -> None:
-        self.params = params
+    def __init__(self, params: Set[Tensor], keep: Exact, model: nn.Module | None = None) -> None:
+        super().__init__(params, model)
         self.keep = keep
-        self.model = model
-        self.eps: Noise = {}
+        self.keys = keep.keys if model is None else ()
         self.noisy = False
-        self.passes = 0
-        self.holds: set[object] = set() if model is None else {REST}
+        self.holds = set() if model is None else {REST}
         self._updating: Noise = {}
         self._torn = False
         self._marks: dict[Tensor, tuple[int, int]] = {}
         self._set_aside: dict[Tensor, Tensor] = {}
         self._hooks: list[Any] = []
-        forward.register(self)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.noisy and self.eps and not self.keep.survives:
@@ -315,18 +316,12 @@ class NoisyParameters:
                 "in replay mode an optimizer can be copied or pickled only inside "
                 "`with optimizer.denoised():`"
             )
-        # Nobody releases the holds of a copy, so it begins in eval mode.
-        holds = ({"eval"} if self.held else set()) | (self.holds & {REST})
-        dropped: dict[str, Any] = {"_marks": {}, "_hooks": [], "_set_aside": {}, "holds": holds}
-        dropped["params"] = set(self.params)
-        return {k: v for k, v in self.__dict__.items() if k != "used"} | dropped
+        dropped: dict[str, Any] = {"_marks": {}, "_hooks": [], "_set_aside": {}}
+        kept = {k: v for k, v in self.__dict__.items() if k != "used"}
+        return kept | super().__getstate__() | dropped
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.model is None or "_modules" in self.model.__dict__:
-            forward.register(self)
-        else:  # copied as an attribute of the model, whose copy is not complete yet
-            forward.OWNERS.add(self)
+        super().__setstate__(state)
         if self.noisy:
             # A model that was copied along may have been copied clean.
             with torch.no_grad():
@@ -343,13 +338,7 @@ class NoisyParameters:
             self.noisy = False
 
     @property
-    def held(self) -> bool:
-        """Whether clean weights were requested, beyond the time between training passes."""
-        return bool(self.holds - {REST})
-
-    @property
     def carried(self) -> Noise:
-        """The noise that is on the parameters now."""
         return self.eps if self.noisy else {}
 
     @contextmanager
@@ -362,7 +351,6 @@ class NoisyParameters:
         self._torn = False
 
     def hold(self, reason: object, *, thorough: bool = True) -> None:
-        """Keep the weights clean until every reason to do so is released."""
         self.check_untouched(thorough=thorough)
         if self.noisy:
             with self._writing():
@@ -373,7 +361,6 @@ class NoisyParameters:
         self.holds.add(reason)
 
     def release(self, reason: object) -> None:
-        """Put the noise back on, unless there is another reason against it."""
         if reason in self.holds:
             self.holds.remove(reason)
             self._apply()
@@ -390,11 +377,7 @@ class NoisyParameters:
             self.keep.write(self.eps)
         self._mark_all()
 
-    def forget(self) -> None:
-        """No-op: noise stays on until the next step."""
-
     def begin_update(self) -> None:
-        """Show the clean weights to the inner optimizer."""
         # Writes that leave no trace are searched for at power-of-two draws only.
         draws = max((term.draw.number for term in self.carried.values()), default=0)
         self.check_untouched(thorough=draws.bit_count() == 1)
@@ -404,9 +387,8 @@ class NoisyParameters:
         with self._writing():
             self.keep.begin_update(self._updating)
 
-    @forward.not_compiled()
+    @not_compiled()
     def end_update(self, eps: Noise | None) -> None:
-        """Perturb the updated weights, with new noise or with the old."""
         updated, self._updating = self._updating, {}
         with torch.no_grad():
             self.keep.end_update(updated)
@@ -415,14 +397,12 @@ class NoisyParameters:
         self._apply(updated=updated)
 
     def replace(self, eps: Noise) -> None:
-        """Replace the present noise."""
         reason = object()
         self.hold(reason, thorough=False)
         self.eps = eps
         self.release(reason)
 
     def accept(self, params: Iterable[Tensor] | None = None) -> None:
-        """Accept the present weights as clean: of these parameters, or of those that changed."""
         chosen = set(filter(self._changed, self.carried) if params is None else params)
         with self._writing():
             self.keep.remove({p: term for p, term in self.carried.items() if p not in chosen})
@@ -430,7 +410,6 @@ class NoisyParameters:
         self._apply()
 
     def clean_copy(self, p: Tensor) -> Tensor:
-        """Copy of the clean weights of a parameter, perturbed or not."""
         if p not in self.carried:
             return p.detach().clone()
         self._refuse_if_changed(p)
@@ -452,7 +431,6 @@ class NoisyParameters:
     # Forward passes of a known model.
 
     def lent(self, p: Tensor) -> bool:
-        """Whether a parameter carries noise since a forward pass."""
         return self.noisy
 
     def enter(
@@ -565,13 +543,7 @@ class NoisyParameters:
 
     # Checkpoints of parameters that carry noise between steps.
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of what a checkpoint holds for each parameter."""
-        return self.keep.keys if self.model is None else ()
-
     def saved(self, p: Tensor) -> tuple[Any, ...]:
-        """What a checkpoint holds for a parameter, by the names in ``keys``."""
         if not self.keys:
             return ()
         with torch.no_grad():
@@ -629,9 +601,7 @@ def _refuse_backward(gradient: Tensor) -> None:
     )
 
 
-def noisy_weights(
-    params: Sequence[Tensor], mode: str, model: nn.Module | None
-) -> NoisyParameters | forward.ForwardNoise:
+def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) -> WeightNoise:
     """The noise of an optimizer: in forward passes where possible, in place otherwise.
 
     Sharded parameters are gathered from their own memory, and replay mode needs no memory, so both
@@ -639,7 +609,7 @@ def noisy_weights(
     """
     if model is None or mode != "exact" or any(map(is_sharded, params)):
         return NoisyParameters(set(params), MODES[mode](), model)
-    return forward.ForwardNoise(set(params), model)
+    return ForwardNoise(set(params), model)
 
 
 def _mark(p: Tensor) -> tuple[int, int]:

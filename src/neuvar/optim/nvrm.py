@@ -15,7 +15,7 @@ from neuvar import noise as noise_
 from neuvar._validate import one_of
 from neuvar.noise import Draw, Term
 from neuvar.optim.auto_b import AutoB, Reports, share
-from neuvar.optim.forward import OWNERS, Noise, not_compiled, use
+from neuvar.optim.forward import OWNERS, Noise, not_compiled
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
 from neuvar.optim.wrapper import PREFIX, Wrapper, can_fuse, is_real_step
@@ -133,7 +133,7 @@ class NVRM(Wrapper):
         loss = None if closure is None else self._closure_loss(closure)
         if not any(p.grad is not None for group in self.param_groups for p in group["params"]):
             self.inner.step()
-            use(self._weights)
+            self._weights.use()
             return loss
         draws, eps = self._begin_step()
         try:
@@ -184,7 +184,7 @@ class NVRM(Wrapper):
         if any("auto" in group for group in self.param_groups):
             self._reports.close()
             self._drop_reports()
-        use(self._weights)
+        self._weights.use()
 
     def report_loss(self, loss: Tensor) -> None:
         """Report a loss to ``b="auto"``, before its ``backward()``; no-op if b is a number.
@@ -259,7 +259,7 @@ class NVRM(Wrapper):
         if any("auto" in group for group in self.param_groups):
             self._drop_reports()
         self._weights.forget()  # writes through p.data leave no other trace
-        use(self._weights)
+        self._weights.use()
 
     def _drop_reports(self) -> None:
         if groups := self._auto_groups():
@@ -350,15 +350,6 @@ class NVRM(Wrapper):
             params: the parameters; by default those that were changed.
         """
         self._weights.accept(params)
-
-    def _next_noise(self) -> tuple[list[Draw], Noise]:
-        """The next draw of each group, and its noise for all weights that are trained."""
-        draws, slots = self._next_draws(), self._slots()
-        eps: Noise = {}
-        for group, draw in zip(self.param_groups, draws, strict=True):
-            if b := group["b"]:
-                eps |= {p: Term(slots[p], draw, b) for p in group["params"] if p.requires_grad}
-        return draws, eps
 
     # Checkpoints.
 

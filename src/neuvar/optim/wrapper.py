@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from neuvar import _validate
 from neuvar import noise as noise_
-from neuvar.noise import Draw
+from neuvar.noise import Draw, Term
 from neuvar.optim import auto_b
 from neuvar.optim.auto_b import AUTO
-from neuvar.optim.forward import ForwardNoise, install, use
+from neuvar.optim.forward import Noise, WeightNoise, install
 from neuvar.optim.layout import check_parameters, is_sharded, slots
-from neuvar.optim.noisy_parameters import NoisyParameters, end_other_noise, noisy_weights
+from neuvar.optim.noisy_parameters import end_other_noise, noisy_weights
 
 MAX_B = torch.finfo(torch.float32).max
 PREFIX = "nvrm_"
@@ -40,7 +40,7 @@ class Wrapper(Optimizer):
     inner: Optimizer
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
-    _weights: NoisyParameters | ForwardNoise
+    _weights: WeightNoise
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Wrapper(Optimizer):
         rank = Draw(*self._options["drawn"]).rank
         self._record([Draw(*group["drawn"])._replace(rank=rank) for group in groups])
         accept()
-        use(self._weights)
+        self._weights.use()
 
     @contextmanager
     def denoised(self) -> Iterator[None]:
@@ -230,7 +230,7 @@ class Wrapper(Optimizer):
     def train(self) -> None:
         """Use noise again after :meth:`eval`. Repeated calls are no-ops."""
         self._weights.release("eval")
-        use(self._weights)
+        self._weights.use()
 
     def clean_copy(self, p: Tensor) -> Tensor:
         """Copy of the clean weights of a parameter, perturbed or not."""
@@ -281,17 +281,22 @@ class Wrapper(Optimizer):
         if group.get("std") is not None:
             noise_.scale("std", group["std"])
 
-    def _next_draws(self) -> list[Draw]:
-        """Validate the options of every group and return its next draw."""
-        latest, groups = Draw(*self._options["drawn"]), self.param_groups
+    def _next_noise(self) -> tuple[list[Draw], Noise]:
+        """The next draw of each group, and its noise for all weights that are trained."""
+        groups, latest = self.param_groups, Draw(*self._options["drawn"])
         for group in groups:
-            if type(group["b"]) is not float or group["noise"] != latest.noise:
+            valid = type(group["b"]) is float and 0 <= group["b"] <= MAX_B
+            if not valid or group["noise"] != latest.noise:
                 self._check_group(group, new=False)
                 group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
-            elif not 0 <= group["b"] <= MAX_B:
-                self._check_group(group, new=False)
         draw = latest._replace(number=latest.number + 1, sign=1)
-        return [draw._replace(noise=group["noise"]) for group in groups]
+        draws = [draw._replace(noise=group["noise"]) for group in groups]
+        eps: Noise = {}
+        for group, draw in zip(groups, draws, strict=True):
+            if b := group["b"]:
+                slots = self._slots()
+                eps |= {p: Term(slots[p], draw, b) for p in group["params"] if p.requires_grad}
+        return draws, eps
 
     def _record(self, draws: list[Draw]) -> None:
         for group, draw in zip(self.param_groups, draws, strict=True):
