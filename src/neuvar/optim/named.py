@@ -10,21 +10,22 @@ from torch.optim import Optimizer
 
 from neuvar.optim.nvrm import NVRM
 
+OWN = ("model", "b", "std", "noise", "seed", "mode", "sampler", "ranks")
+"""Arguments of NVRM; the others are those of the inner optimizer."""
+
 
 class _Named(NVRM):
     """NVRM around an optimizer of torch, which uses fused kernels by default."""
 
-    def __init__(
-        self, kind: type[Optimizer], params: Any, own: dict[str, Any], inner: dict[str, Any]
-    ) -> None:
-        if isinstance(params, nn.Module):
+    def __init__(self, kind: type[Optimizer], arguments: dict[str, Any]) -> None:
+        given = {key: v for key, v in arguments.items() if key not in ("self", "__class__")}
+        own = {key: given.pop(key) for key in OWN}
+        if isinstance(params := given["params"], nn.Module):
             if own["model"] not in (None, params):
                 raise ValueError("model must not be another module than the first argument")
-            own["model"], params = params, params.parameters()
-        made = kind(params, **inner)
-        super().__init__(made, **own)
-        unset = inner["fused"] is None and not inner["foreach"] and not inner.get("differentiable")
-        self._picks_fused = unset
+            own["model"], given["params"] = params, params.parameters()
+        super().__init__(kind(**given), **own)
+        self._picks_fused = given["fused"] is None and not given["foreach"]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_picks_fused": self._picks_fused}
@@ -77,18 +78,7 @@ class NVRMSGD(_Named):
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
-        own = _own(model, b, std, noise, seed, mode, sampler, ranks)
-        inner = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-        }
-        super().__init__(torch.optim.SGD, params, own, inner)
+        super().__init__(torch.optim.SGD, locals())
 
 
 class NVRMAdam(_Named):
@@ -118,8 +108,6 @@ class NVRMAdam(_Named):
     >>> optimizer = NVRMAdam(model, lr=1e-3, b=0.03, noise="laplace")
     """
 
-    _kind: type[Optimizer] = torch.optim.Adam
-
     def __init__(
         self,
         params: Any,
@@ -142,29 +130,15 @@ class NVRMAdam(_Named):
         capturable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        own = _own(model, b, std, noise, seed, mode, sampler, ranks)
-        inner = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "fused": fused,
-        }
-        super().__init__(self._kind, params, own, inner)
+        super().__init__(torch.optim.Adam, locals())
 
 
-class NVRMAdamW(NVRMAdam):
+class NVRMAdamW(_Named):
     """AdamW with neural variability: as :class:`NVRMAdam`, with decoupled weight decay.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = NVRMAdamW(model, lr=1e-3, weight_decay=0.1, b=0.03)
     """
-
-    _kind = torch.optim.AdamW
 
     def __init__(
         self,
@@ -174,11 +148,18 @@ class NVRMAdamW(NVRMAdam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        *,
+        model: nn.Module | None = None,
+        b: float | str | None = None,
+        std: float | None = None,
+        noise: str = "gaussian",
+        seed: int = 0,
+        mode: str = "exact",
+        sampler: str = "table",
+        ranks: str = "shared",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
-
-
-def _own(*values: Any) -> dict[str, Any]:
-    names = ("model", "b", "std", "noise", "seed", "mode", "sampler", "ranks")
-    return dict(zip(names, values, strict=True))
+        super().__init__(torch.optim.AdamW, locals())
