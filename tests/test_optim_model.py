@@ -14,6 +14,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -830,6 +831,33 @@ def test_noise_in_place_ends_with_its_optimizer(mode):
     torch.testing.assert_close(weights(model), theta, rtol=1e-6, atol=1e-6)
     if mode == "exact":
         assert same(weights(model), theta)
+
+
+def inside_vmap(collect):
+    torch.func.vmap(lambda x: (collect(), x)[1])(torch.ones(2))
+
+
+def inside_fake_tensors(collect):
+    with FakeTensorMode():  # as while torch.compile traces
+        collect()
+
+
+@modes
+@pytest.mark.parametrize(
+    "inside", [inside_vmap, inside_fake_tensors, torch.inference_mode()(lambda collect: collect())]
+)
+def test_noise_in_place_ends_wherever_garbage_is_collected(mode, inside):
+    model = network()
+    optimizers = [NVRMSGD(model.parameters(), lr=0.1, b=0.1, mode=mode)]
+    train(model, optimizers[0], range(3))
+    theta = clean(model, optimizers[0])
+
+    def collect():
+        optimizers.clear()
+        gc.collect()
+
+    inside(collect)
+    torch.testing.assert_close(weights(model), theta, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_that_were_changed_are_left_alone_at_the_end():

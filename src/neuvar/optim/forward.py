@@ -235,10 +235,8 @@ class ForwardNoise(WeightNoise):
         if not (repeats or (wanted and not self.holds)):
             return None
         self.passes += 1
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        plain = _no_transforms() if transformed else nullcontext()
         modules, names, params = zip(*slots, strict=True)
-        with torch.inference_mode(False), torch.enable_grad(), plain:
+        with torch.inference_mode(False), torch.enable_grad(), no_transforms():
             swaps.tensors += map(self.perturbed, params)
         swaps.dicts += [module._parameters for module in modules]
         swaps.names += names
@@ -299,8 +297,10 @@ class ForwardNoise(WeightNoise):
         self.eps, self._perturbed = eps, {}
 
 
-def _no_transforms() -> AbstractContextManager[Any]:
+def no_transforms() -> AbstractContextManager[Any]:
     """Leave vmap, grad and other transforms of torch.func for a while."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     return temporarily_clear_interpreter_stack()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from neuvar.noise import Term, add_noise, has_noise, pieces, same_bits
@@ -28,6 +29,7 @@ from neuvar.optim.forward import (
     Noise,
     Swaps,
     WeightNoise,
+    no_transforms,
     noise_owners,
     not_compiled,
 )
@@ -332,9 +334,11 @@ class NoisyParameters(WeightNoise):
         # The model outlives its optimizer, and must be clean then.
         if self.__dict__.get("noisy") and not self._torn and not sys.is_finalizing():
             self._end_hooks()
-            unchanged = {p: term for p, term in self.eps.items() if not self._changed(p)}
-            with torch.no_grad():
-                self.keep.remove(unchanged)
+            # Garbage is collected at any time, for example while torch.compile traces.
+            with _disable_current_modes(), no_transforms(), torch.inference_mode(False):
+                unchanged = {p: term for p, term in self.eps.items() if not self._changed(p)}
+                with torch.no_grad():
+                    self.keep.remove(unchanged)
             self.noisy = False
 
     @property
