@@ -22,10 +22,9 @@ from torch.nn.functional import cross_entropy
 
 from neuvar.continual import permuted_tasks
 from neuvar.data import Batches, load, normalization
+from neuvar.experiments import run_one
 from neuvar.experiments.permuted import task_run
 from neuvar.experiments.run_spec import Tasks
-from neuvar.experiments.runner import RunContext
-from neuvar.experiments.tasks import run_tasks
 from neuvar.models import mlp
 from neuvar.train import make_optimizer
 
@@ -91,7 +90,7 @@ def main() -> None:
         run = task_run("paper", b, 0, tasks=options.tasks)
         tasks = in_memory(run)
         contenders = {
-            "fit": lambda run=run: run_tasks(run, RunContext(torch.device("cpu")))["accuracies"],
+            "fit": lambda run=run: run_one(run)["accuracies"],
             "by hand": lambda run=run, tasks=tasks: by_hand(run, tasks),
         }
         ratios = []

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from neuvar.engine import Event, Results, Summary, SweepSpec, sweep
-from neuvar.engine.provenance import commit, cores
+from neuvar.engine.job import commit, cores
 from neuvar.engine.sweeps import worker_devices
-from neuvar.experiments import Training, run_one
+from neuvar.experiments import ExperimentFile, Training, run_one
 from neuvar.experiments.run_spec import as_dict
 from neuvar.train import Checkpoint
 
@@ -234,6 +234,37 @@ class TestResume:
         assert devices == [["cpu"], ["cpu"] * cores()]
         assert worker_devices(SweepSpec(workers=3), 100) == ["cpu"] * 3
         assert worker_devices(SweepSpec(workers=3), 2) == ["cpu"] * 2
+
+
+OWN_FILE = """\
+from neuvar.experiments import Experiment, Table, Verdict
+from neuvar.models import NETWORKS, mlp
+
+def broken(**_):
+    sizes = {"first": 784}
+    return sizes["second"]
+
+def refused(*, classes, **_):
+    return mlp((784, -classes), seed=0)
+
+NETWORKS |= {"broken": broken, "refused": refused}
+EXPERIMENT = Experiment(
+    title="t", sentence="s", runs=lambda scale, trials: [],
+    table=lambda results: Table((), ()), check=lambda results: Verdict("undecided", "why"),
+)
+"""
+
+
+def test_an_error_in_a_worker_names_the_line_of_the_users_file(tmp_path, monkeypatch):
+    """The last line of the file that was called, also if the library raised the error."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN_FILE)
+    work = [Training(data="mnist-excerpt", images=50, model=m) for m in ("broken", "refused", "x")]
+    summary = sweep(work, "x.jsonl", workers=1, files=(ExperimentFile.read("mine.py"),))
+    broken, refused, unknown = (summary.failed[run.key] for run in work)
+    assert broken == "mine.py, line 6: KeyError: 'second'"
+    assert refused.startswith("mine.py, line 9: ValueError: sizes must be")
+    assert unknown.startswith("ValueError: name must be one of")  # no line of the file led to it
 
 
 NURSERY = """

@@ -308,7 +308,7 @@ class TestClaims:
         mine.checkpoint.write_bytes(b"x")
         mine.release()
         assert [p.name for p in tmp_path.iterdir()] == ["k.pt"]
-        claim(tmp_path, "k").finish()
+        claim(tmp_path, "k").release(finished=True)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_file_that_was_removed_protects_nothing(self, tmp_path):
@@ -320,11 +320,12 @@ class TestClaims:
         waiting.start()
         time.sleep(0.1)
         path.unlink()
-        os.close(first)
+        first.close()
         waiting.join()
-        assert os.path.samestat(os.fstat(found[0]), path.stat())
-        assert lock(path, wait=False) is None
-        os.close(found[0])
+        assert os.path.samestat(os.fstat(found[0].fileno()), path.stat())
+        with pytest.raises(BlockingIOError):
+            lock(path, wait=False)
+        found[0].close()
 
     def test_nobody_shares_it_in_a_crowd(self, tmp_path):
         inside, most = [], []

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neuvar.data import Dataset, Split
-from neuvar.experiments import EXPERIMENTS, SCALES, run_one, training
+from neuvar.experiments import EXPERIMENTS, SCALES, run_one, runner, training
 from neuvar.experiments.run_spec import NORMALIZE, NOT_IN_KEY, Tasks, Training, as_dict, from_dict
-from neuvar.experiments.runner import RunContext
 
 NAMES = [
     "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc", "split",
@@ -326,7 +325,7 @@ def test_two_steps_of_every_configuration_of_the_paper(run, monkeypatch):
     else:
         small |= {"fisher_images": min(run.fisher_images, 20)}
     short = dataclasses.replace(run, **small)
-    monkeypatch.setattr(RunContext, "dataset", lambda self, _: few_images(short))
+    monkeypatch.setattr(runner, "load", lambda *_, **__: few_images(short))
     steps = []
     handle = register_optimizer_step_post_hook(
         lambda optimizer, *_: steps.append(type(optimizer).__name__)

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
+import time
 
 import pytest
 import torch
 
-from neuvar.data import Dataset, Split, normalization
-from neuvar.experiments import EXPERIMENTS, Result, run_one, tasks, training
+from neuvar.data import Dataset, Split, load, normalization
+from neuvar.experiments import EXPERIMENTS, Result, run_one, runner, tasks, training
 from neuvar.experiments.findings import Verdict
 from neuvar.experiments.run_spec import Tasks, Training
 from neuvar.experiments.runner import RunContext
@@ -68,7 +69,7 @@ class TestData:
         run = dataclasses.replace(ONE, normalize=normalize, epochs=1)
         run_one(run)
         seen = torch.cat([x for x, _ in spy.seen])
-        images = RunContext(torch.device("cpu")).dataset(run).train.images[:100]
+        images = load("mnist-excerpt").train.images[:100]
         expected = images.float()[:, None] / 255
         if normalize != "none":
             scaling = normalization(images, mean=normalize)
@@ -79,7 +80,7 @@ class TestData:
 
     def test_held_out_images_are_never_trained_on(self, monkeypatch):
         data = marked()
-        monkeypatch.setattr(RunContext, "dataset", lambda self, run: data)
+        monkeypatch.setattr(runner, "load", lambda *_, **__: data)
         spy = Spy(monkeypatch, training)
         run = Training(
             data="marked", width=8, held_out=30, batch=16, epochs=3, label_noise="symmetric",
@@ -94,11 +95,10 @@ class TestData:
         assert torch.equal(torch.cat([y for _, y in spy.seen]), noisy.noisy[numbers])
         assert found["noise_rate"] == noisy.rate == pytest.approx(0.5, abs=0.02)
 
-    def test_labels_are_made_wrong_before_images_are_set_aside(self, monkeypatch):
+    def test_labels_are_made_wrong_before_images_are_set_aside(self):
         data = marked()
-        monkeypatch.setattr(RunContext, "dataset", lambda self, run: data)
         run = Training(data="marked", held_out=50, label_noise="pair", noise_rate=0.4, label_seed=1)
-        found = noisy_dataset(run, RunContext(torch.device("cpu")))
+        found = noisy_dataset(run, data)
         noisy = corrupt("pair", data.train.labels, 0.4, classes=10, seed=1).noisy
         assert torch.equal(found.train.labels, noisy[:150])
         assert torch.equal(found.held_out.labels, noisy[150:])
@@ -111,7 +111,7 @@ class TestData:
     def test_what_is_measured_on_what(self, monkeypatch):
         """The accuracies of a network that always says 3."""
         data = marked()
-        monkeypatch.setattr(RunContext, "dataset", lambda self, run: data)
+        monkeypatch.setattr(runner, "load", lambda *_, **__: data)
         run = Training(
             data="marked", width=8, held_out=50, epochs=1, label_noise="pair", noise_rate=0.4,
             lr=1e-12,
@@ -217,14 +217,14 @@ class TestOutcome:
     def test_optimizers_and_importances_of_tasks(self, monkeypatch, keep):
         """One optimizer for all tasks, or new ones with noise of their own; none for the last."""
         optimizers, remembered = [], []
-        fit, remember = tasks.fit, tasks.TaskLearner.consolidate
+        fit, remember = tasks.fit, tasks.MAS.after_task
         monkeypatch.setattr(
             tasks, "fit", lambda m, b, o, **rest: (optimizers.append(o), fit(m, b, o, **rest))[1]
         )
         monkeypatch.setattr(
-            tasks.TaskLearner,
-            "consolidate",
-            lambda s, t: (remembered.append(t.number), remember(s, t)),
+            tasks.MAS,
+            "after_task",
+            lambda *given: (remembered.append(len(optimizers) - 1), remember(*given)),
         )
         run_one(
             Tasks(**SMALL, tasks=3, keep_optimizer=keep, penalty="mas", strength=1.0, seed=2,
@@ -255,7 +255,8 @@ class TestOutcome:
         assert run_one(dataclasses.replace(NOISY, **change))["curves"] != run_one(NOISY)["curves"]
 
     def test_what_is_not_finite_becomes_null(self):
-        context = RunContext(torch.device("cpu"), _earlier_seconds=1000.0)
+        began = time.perf_counter() - 1000
+        context = RunContext(ONE, marked(), torch.device("cpu"), began)
         curves = {"loss": [1.0, math.nan], "x": [math.inf]}
         found = context.outcome("diverged", "why", curves, more=2)
         assert found["curves"] == {"loss": [1.0, None], "x": [None]}
@@ -383,20 +384,20 @@ class TestResume:
 
     @pytest.mark.parametrize("task", [0, 1, 2])
     @pytest.mark.parametrize("every", [0, 3600])
-    @pytest.mark.parametrize("where", ["fit", "consolidate", "evaluate"])
+    @pytest.mark.parametrize("where", ["fit", "after_task", "evaluate"])
     @pytest.mark.parametrize(("stream", "penalty", "keep"), [("permuted", "ewc", True),
                                                              ("split", "si", False)])  # fmt: skip
     def test_tasks_stopped_between_two(
         self, tmp_path, monkeypatch, stream, penalty, keep, where, every, task
     ):
         """After the training of a task: before or after its importances, or its accuracies."""
-        if (where, task) == ("consolidate", 2):
+        if (where, task) == ("after_task", 2):
             pytest.skip("nothing follows the last task that its importances would be for")
         run = self.tasks(stream, penalty, keep)
         expected, path = self.undisturbed(run), tmp_path / "c.pt"
-        owner = {"fit": tasks, "evaluate": tasks, "consolidate": tasks.TaskLearner}[where]
+        owner = {"ewc": tasks.EWC, "si": tasks.SI}[penalty] if where == "after_task" else tasks
         original, calls = getattr(owner, where), []
-        most = {"fit": task + 1, "consolidate": task + 1, "evaluate": (task + 1) * (task + 2) // 2}
+        most = {"fit": task + 1, "after_task": task + 1, "evaluate": (task + 1) * (task + 2) // 2}
 
         def stopping(*arguments, **options):
             found = original(*arguments, **options)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
+import os
+import platform
 import re
+import shutil
+import subprocess
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from neuvar import _validate
-from neuvar.engine.provenance import provenance
 from neuvar.engine.results_file import Line
 from neuvar.experiments.experiment import ExperimentFile
 from neuvar.experiments.run_spec import Run, as_dict
@@ -21,9 +26,11 @@ Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 Kind = Literal["started", "progress", "finished", "diverged", "failed", "taken"]
 PROGRESS_SECONDS = 0.2
-"""Minimum time between two progress reports."""
+"""Minimum time between two progress events of a run."""
 RETRY_SECONDS = 0.5
 """Time until a run that another process is running is tried again."""
+GIT_SECONDS = 20.0
+SOURCES = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class SweepSpec:
             return
         if self.address is not None:
             raise ValueError(f"address needs engine ray, got {self.address!r} and {self.engine}")
-        check_device(self.device)
+        if self.device != "cpu":
+            check_device(self.device)
         if self.data is not None and not Path(self.data).is_dir():
             raise ValueError(f"data must be a folder, got {str(self.data)!r}")
 
@@ -80,10 +88,7 @@ def check_device(device: str) -> str:
     if kind != "cpu":
         import torch
 
-        backend = torch.cuda if kind == "cuda" else torch.backends.mps
-        count = int(backend.is_available())
-        if count and kind == "cuda":
-            count = torch.cuda.device_count()
+        count = torch.cuda.device_count() if kind == "cuda" else torch.mps.device_count()
         if int(index or 0) >= count:
             raise ValueError(
                 f"device {device} is not available: PyTorch finds {count} {kind} devices here"
@@ -131,95 +136,58 @@ class Summary:
     failed: dict[str, str] = field(hash=False)
 
 
+@dataclass
 class Tally:
-    """Keeps the last event of each run, and passes events on to ``watch``."""
+    """Keeps the last event of each run, and passes events on to ``watch``.
 
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch = watch
-        self._last: dict[str, Event] = {}
+    Attributes:
+        watch: called for each event.
+        interval: minimum time in seconds between two progress events.
+        last: the last event of each run, by its key.
+    """
+
+    watch: Watch | None
+    interval: float = 0.0
+    last: dict[str, Event] = field(default_factory=dict)
+    _next_progress: float = 0.0
 
     def report(self, kind: Kind, run: Run, fraction: float = 0.0, message: str = "") -> None:
         """Report an event; "taken" is reported once."""
-        last = self._last.get(run.key)
+        if kind == "progress":
+            if time.monotonic() < self._next_progress:
+                return
+            self._next_progress = time.monotonic() + self.interval
+        last = self.last.get(run.key)
         if kind == "taken" and last is not None and last.kind == "taken":
             return
-        self._last[run.key] = event = Event(kind, run.key, run, fraction, message)
-        if self._watch is not None:
-            self._watch(event)
+        self.last[run.key] = event = Event(kind, run.key, run, fraction, message)
+        if self.watch is not None:
+            self.watch(event)
 
     def report_recorded(self, run: Run, line: Line) -> None:
         """Report that a run is in the results file."""
         kind: Kind = "diverged" if line["status"] == "diverged" else "finished"
         self.report(kind, run, 1.0, line.get("reason") or "")
 
-    def is_running(self, run: Run) -> bool:
-        """Whether a run has started and not ended."""
-        last = self._last.get(run.key)
-        return last is not None and last.kind in ("started", "progress")
 
-    def summary(self, skipped: Sequence[str]) -> Summary:
-        """The outcome of the sweep."""
-        finished, diverged, failed = (
-            {key: last.message for key, last in self._last.items() if last.kind == kind}
-            for kind in ("finished", "diverged", "failed")
-        )
-        return Summary(tuple(finished), tuple(skipped), diverged, failed)
-
-
-class RunQueue:
-    """Runs that wait, some of them until a later time."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._waiting = deque((0.0, run) for run in runs)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def pop(self) -> Run | None:
-        """Remove and return the first run that is due, if any."""
-        for index, (due, run) in enumerate(self._waiting):
-            if due <= time.monotonic():
-                del self._waiting[index]
-                return run
-        return None
-
-    def push(self, run: Run, *, delay: float = 0.0) -> None:
-        """Add a run that is due after a delay in seconds."""
-        self._waiting.append((time.monotonic() + delay, run))
-
-
-def run_job(
-    spec: SweepSpec,
-    run: Run,
-    *,
-    checkpoint: Path,
-    progress: Callable[[float], None],
-    writer: Any,
-) -> Line:
+def run_job(spec: SweepSpec, run: Run, checkpoint: Path, tally: Tally, writer: Any) -> Line:
     """Run one run in this process and return the line to record."""
     import torch
 
     from neuvar.experiments.runner import run_one
 
+    tally.report("started", run)
     for file in spec.files:
         file.load()
     if torch.get_num_threads() != spec.threads:
         torch.set_num_threads(spec.threads)
     origin = provenance(spec.device, spec.threads)  # before the run: sources may change meanwhile
-    last_report = -PROGRESS_SECONDS
-
-    def throttled(fraction: float) -> None:
-        nonlocal last_report
-        if time.monotonic() - last_report >= PROGRESS_SECONDS:
-            last_report = time.monotonic()
-            progress(float(fraction))
-
     outcome = (spec.run_one or run_one)(
         run,
         device=spec.device,
         data=spec.data,
         checkpoint=checkpoint,
-        progress=throttled,
+        progress=lambda fraction: tally.report("progress", run, float(fraction)),
         writer=writer,
     )
     if not isinstance(outcome, dict) or outcome.get("status") not in ("finished", "diverged"):
@@ -228,12 +196,82 @@ def run_job(
     return identity | outcome | identity | origin
 
 
-def error_message(error: BaseException) -> str:
-    """An error in one line."""
+def error_message(error: BaseException, files: Sequence[ExperimentFile] = ()) -> str:
+    """An error in one line, with the line of the user's experiment file that led to it."""
     text, name = " ".join(str(error).split()), type(error).__name__
-    return f"{name}: {text[:500]}" if text else name
+    message = f"{name}: {text[:500]}" if text else name
+    places = [place for file in files if (place := file.place_of(error))]
+    return ": ".join([*places, message])
 
 
 def summary_writer(folder: Path) -> Any:
     """TensorBoard's writer."""
     return importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
+
+
+def provenance(device: str, threads: int) -> dict[str, Any]:
+    """Where a result comes from: versions, commit, machine.
+
+    >>> sorted(provenance("cpu", 1))
+    ['commit', 'device', 'machine', 'threads', 'versions', 'when']
+    """
+    import numpy as np
+    import torch
+
+    if torch.device(device).type == "cuda":
+        device = f"{device} ({torch.cuda.get_device_name(device)})"
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "neuvar": importlib.metadata.version("neuvar"),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+        "commit": commit(SOURCES),
+        "machine": {
+            "processor": model[1] if model else platform.processor() or platform.machine(),
+            "cores": cores(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "device": device,
+        "threads": threads,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def commit(sources: Path) -> str | None:
+    """The commit of the sources, with "+" if they have changes; None outside a repository."""
+    answers = []
+    # The folder may be in a repository that ignores it; that one's commit would be wrong.
+    for words in (
+        ["ls-files", "--error-unmatch", "__init__.py"],
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--", "."],
+    ):
+        try:
+            # Without optional locks git only reads.
+            done = subprocess.run(  # noqa: S603 - the words are our own
+                [shutil.which("git") or "git", "--no-optional-locks", "-C", str(sources), *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=GIT_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    _, head, changes = answers
+    return head + "+" * bool(changes)

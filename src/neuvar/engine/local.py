@@ -7,15 +7,15 @@ import multiprocessing as mp
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
 
 from neuvar.engine.job import (
+    PROGRESS_SECONDS,
     RETRY_SECONDS,
-    RunQueue,
     SweepSpec,
     Tally,
     error_message,
@@ -43,6 +43,7 @@ class Worker:
     run: Run | None = None
 
 
+@dataclass
 class LocalPool:
     """Worker processes, one per entry of ``devices``.
 
@@ -50,19 +51,21 @@ class LocalPool:
     with this process. If a worker is killed, another one resumes its run, at most RETRIES times.
     """
 
-    def __init__(self, spec: SweepSpec, results: Results, devices: list[str], tally: Tally) -> None:
-        self._spec, self._results, self._tally = spec, results, tally
-        self._free_devices = list(reversed(devices))
-        self._workers: list[Worker] = []
-        self._deaths: dict[str, list[str]] = {}
+    spec: SweepSpec
+    results: Results
+    devices: list[str]
+    tally: Tally
+    _workers: list[Worker] = field(default_factory=list)
+    _waiting: dict[Run, float] = field(default_factory=dict)  # with the time when each is due
+    _deaths: dict[str, list[str]] = field(default_factory=dict)
 
     def run(self, runs: list[Run]) -> None:
         """Run all runs; returns when each is recorded or has failed."""
-        queue = RunQueue(runs)
+        self._waiting = dict.fromkeys(runs, 0.0)
         try:
-            while queue or any(worker.run for worker in self._workers):
-                self._assign(queue)
-                self._listen(queue)
+            while self._waiting or any(worker.run for worker in self._workers):
+                self._assign()
+                self._listen()
             for worker in self._workers:
                 with contextlib.suppress(OSError):
                     worker.pipe.send(None)
@@ -76,40 +79,55 @@ class LocalPool:
                 worker.process.join()
                 worker.pipe.close()
 
-    def _assign(self, queue: RunQueue) -> None:
-        """Give runs to idle workers, and start workers while devices are free."""
-        while True:
-            worker = next((w for w in self._workers if w.run is None), None)
-            run = queue.pop() if worker or self._free_devices else None
-            if run is None:
+    def _assign(self) -> None:
+        """Give runs that are due to idle workers, and start workers while devices are free."""
+        for run in [run for run, due in self._waiting.items() if due <= time.monotonic()]:
+            worker = next((worker for worker in self._workers if worker.run is None), None)
+            if worker is None and len(self._workers) == len(self.devices):
                 return
-            worker = worker or self._start(self._free_devices.pop())
+            worker = worker or self._start()
             worker.run = run
+            del self._waiting[run]
             with contextlib.suppress(OSError):  # it was killed; _listen finds out
                 worker.pipe.send(run)
 
-    def _start(self, device: str) -> Worker:
+    def _start(self) -> Worker:
+        """Start a worker on a free device."""
+        free = list(self.devices)
+        for worker in self._workers:
+            free.remove(worker.device)
         context = mp.get_context("spawn")  # a fork of a process with torch's threads may hang
         here, there = context.Pipe()
-        spec = replace(self._spec, device=device)
-        process = context.Process(target=_serve, args=(spec, self._results, there), name="neuvar")
+        spec = replace(self.spec, device=free[0])
+        process = context.Process(target=_serve, args=(spec, self.results, there), name="neuvar")
+        worker = Worker(process, here, spec.device)
         resource_tracker.ensure_running()  # otherwise starting it would unblock SIGINT
-        with _child_settings(spec.threads):
+        before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        # Ctrl-C reaches all processes of a terminal; only the parent handles it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(spec.threads)))
             process.start()
-            worker = Worker(process, here, device)
             self._workers.append(worker)
+        finally:
+            for name, value in before.items():
+                del os.environ[name]
+                if value is not None:
+                    os.environ[name] = value
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         there.close()  # so that reading ends when the process does
         return worker
 
-    def _listen(self, queue: RunQueue) -> None:
+    def _listen(self) -> None:
         """Wait until a worker sends a message or exits, or until a waiting run is due."""
         workers = {worker.pipe: worker for worker in self._workers}
-        for pipe in connection.wait(list(workers), timeout=RETRY_SECONDS if queue else None):
+        timeout = RETRY_SECONDS if self._waiting else None
+        for pipe in connection.wait(list(workers), timeout=timeout):
             worker = workers[pipe]
             try:
                 kind, fraction, message = worker.pipe.recv()
             except (EOFError, OSError):
-                self._replace_dead(worker, queue)
+                self._remove_dead(worker)
                 continue
             run = worker.run
             assert run is not None
@@ -118,15 +136,14 @@ class LocalPool:
             if kind not in ("started", "progress"):
                 worker.run = None
             if kind == "taken":
-                queue.push(run, delay=RETRY_SECONDS)
-            self._tally.report(kind, run, fraction, message)
+                self._waiting[run] = time.monotonic() + RETRY_SECONDS
+            self.tally.report(kind, run, fraction, message)
 
-    def _replace_dead(self, worker: Worker, queue: RunQueue) -> None:
-        """Free the device of a worker that died, and queue its run again, up to RETRIES times."""
+    def _remove_dead(self, worker: Worker) -> None:
+        """Remove a worker that died; its run waits again, up to RETRIES times."""
         worker.process.join()
         worker.pipe.close()
         self._workers.remove(worker)
-        self._free_devices.append(worker.device)
         run = worker.run
         if run is None:
             return
@@ -134,32 +151,14 @@ class LocalPool:
         code = worker.process.exitcode
         killed = "its process was killed, perhaps because memory ran out"
         deaths.append(killed if code == -signal.SIGKILL else f"its process ended with code {code}")
-        line = self._results.recorded(run.key)
+        line = self.results.recorded(run.key)
         if line is not None:  # recorded just before it died
-            self._results.remove_checkpoints([run.key])
-            self._tally.report_recorded(run, line)
+            self.results.remove_checkpoints([run.key])
+            self.tally.report_recorded(run, line)
         elif len(deaths) > RETRIES:
-            self._tally.report("failed", run, 1.0, f"{deaths[-1]}, {len(deaths)} times")
+            self.tally.report("failed", run, 1.0, f"{deaths[-1]}, {len(deaths)} times")
         else:
-            queue.push(run)
-
-
-@contextlib.contextmanager
-def _child_settings(threads: int) -> Iterator[None]:
-    """Set the environment of a process that is started here, and block its SIGINT.
-
-    Ctrl-C reaches all processes of a terminal; only the parent handles it.
-    """
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-    try:
-        yield
-    finally:
-        for name in THREAD_VARIABLES:
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._waiting[run] = 0.0
 
 
 def _serve(spec: SweepSpec, results: Results, pipe: Any) -> None:
@@ -169,7 +168,10 @@ def _serve(spec: SweepSpec, results: Results, pipe: Any) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while (run := pipe.recv()) is not None:
-            tally = Tally(lambda event: pipe.send((event.kind, event.fraction, event.message)))
+            tally = Tally(
+                lambda event: pipe.send((event.kind, event.fraction, event.message)),
+                PROGRESS_SECONDS,
+            )
             _run_claimed(spec, results, run, tally)
 
 
@@ -184,32 +186,25 @@ def _exit_with_parent() -> None:
 
 def _run_claimed(spec: SweepSpec, results: Results, run: Run, tally: Tally) -> None:
     """Run a run and record it, unless another process is running it or it is recorded."""
-    claimed = None
+    own = None
     try:
-        claimed = claim(results.checkpoints, run.key)
-        if claimed is None:
+        own = claim(results.checkpoints, run.key)
+        if own is None:
             tally.report("taken", run)
             return
         line = results.recorded(run.key)
         if line is None:
-            tally.report("started", run)
             with contextlib.ExitStack() as stack:
                 writer = None
                 if spec.tensorboard is not None:
                     writer = summary_writer(Path(spec.tensorboard) / run.key)
                     stack.callback(writer.close)
-                line = run_job(
-                    spec,
-                    run,
-                    checkpoint=claimed.checkpoint,
-                    progress=lambda fraction: tally.report("progress", run, fraction),
-                    writer=writer,
-                )
+                line = run_job(spec, run, own.checkpoint, tally, writer)
             results.add(line)
     except Exception as error:  # noqa: BLE001 - one failed run must not end the others
-        if claimed is not None:
-            claimed.release()
-        tally.report("failed", run, 1.0, error_message(error))
+        if own is not None:
+            own.release()
+        tally.report("failed", run, 1.0, error_message(error, spec.files))
         return
-    claimed.finish()
+    own.release(finished=True)
     tally.report_recorded(run, line)

@@ -14,12 +14,13 @@ import platform
 import socket
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neuvar.engine.job import (
+    PROGRESS_SECONDS,
     RETRY_SECONDS,
-    RunQueue,
     SweepSpec,
     Tally,
     error_message,
@@ -72,15 +73,16 @@ class RayPool:
         board = ray.remote(num_cpus=0)(MessageBoard).options(scheduling_strategy=here)
         self._board = board.remote()
         self._request: Any = None
+        self._waiting: dict[Run, float] = {}  # with the time when each is due
         self._tasks: dict[Any, tuple[Run, Claim]] = {}
         self._writers: dict[str, Any] = {}
 
     def run(self, runs: list[Run]) -> None:
         """Run all runs; returns when each is recorded or has failed."""
-        queue = RunQueue(runs)
+        self._waiting = dict.fromkeys(runs, 0.0)
         try:
-            while queue or self._tasks:
-                self._submit(queue)
+            while self._waiting or self._tasks:
+                self._submit()
                 done: list[Any] = []
                 if self._tasks:
                     done, _ = self._ray.wait(
@@ -92,35 +94,37 @@ class RayPool:
                 for task in done:
                     self._collect(task)
         finally:
-            for task, (_, claimed) in self._tasks.items():
+            for task, (_, own) in self._tasks.items():
                 self._ray.cancel(task, force=True)
-                claimed.release()
+                own.release()
             for writer in self._writers.values():
                 writer.close()
 
-    def _submit(self, queue: RunQueue) -> None:
+    def _submit(self) -> None:
         """Submit runs that no other process is running, about twice as many as fit."""
         slots = int(self._ray.cluster_resources().get(self._resource, 0))
-        while len(self._tasks) < (self._spec.workers or max(1, 2 * slots)):
-            run = queue.pop()
-            if run is None:
+        most = self._spec.workers or max(1, 2 * slots)
+        for run in [run for run, due in self._waiting.items() if due <= time.monotonic()]:
+            if len(self._tasks) >= most:
                 return
-            claimed = claim(self._results.checkpoints, run.key)
-            if claimed is None:
-                queue.push(run, delay=RETRY_SECONDS)
+            own = claim(self._results.checkpoints, run.key)
+            if own is None:
+                self._waiting[run] = time.monotonic() + RETRY_SECONDS
                 self._tally.report("taken", run)
-            elif (line := self._results.recorded(run.key)) is not None:
-                claimed.finish()
+                continue
+            del self._waiting[run]
+            if (line := self._results.recorded(run.key)) is not None:
+                own.release(finished=True)
                 self._tally.report_recorded(run, line)
             else:
                 # The machines do not see the results file; this names its folder there.
                 name = f"{platform.node()}:{self._results.path}".encode()
                 folder = hashlib.sha256(name).hexdigest()[:16]
-                self._tasks[self._task.remote(self._spec, run, self._board, folder)] = run, claimed
+                self._tasks[self._task.remote(self._spec, run, self._board, folder)] = run, own
 
     def _collect(self, task: Any) -> None:
         """Record a run that has ended."""
-        run, claimed = self._tasks[task]
+        run, own = self._tasks[task]
         try:
             result = self._ray.get(task)
             if isinstance(result, dict):
@@ -128,16 +132,20 @@ class RayPool:
         except Exception as error:  # noqa: BLE001 - one failed run must not end the others
             result = error_message(getattr(error, "cause", None) or error)
         del self._tasks[task]
-        if not self._tally.is_running(run):
+        if not self._is_running(run):
             self._tally.report("started", run)
+        own.release(finished=isinstance(result, dict))
         if isinstance(result, dict):
-            claimed.finish()
             self._tally.report_recorded(run, result)
         else:
-            claimed.release()
             self._tally.report("failed", run, 1.0, result)
         if (writer := self._writers.pop(run.key, None)) is not None:
             writer.close()
+
+    def _is_running(self, run: Run) -> bool:
+        """Whether a run has started and not ended, as far as reported."""
+        last = self._tally.last.get(run.key)
+        return last is not None and last.kind in ("started", "progress")
 
     def _report_messages(self) -> None:
         """Report what the board has collected, each run's events in order."""
@@ -162,7 +170,7 @@ class RayPool:
                 self._writers[key].add_scalar(*content)
                 continue
             # A "started" message is lost if the machine could not reach the board.
-            running = self._tally.is_running(run)
+            running = self._is_running(run)
             if kind == "started" or not running:
                 why = "again: its process or its machine died" if running else ""
                 self._tally.report("started", run, 0.0, why)
@@ -173,25 +181,22 @@ class RayPool:
 def run_on_ray(spec: SweepSpec, runs: list[Run], results: Results, tally: Tally) -> None:
     """Run runs on a Ray cluster: the connected one, that of the address, or a new local one."""
     ray = require_ray()
-    if ray.is_initialized():
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address=spec.address,
+                    include_dashboard=False if spec.address is None else None,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise ConnectionError(
+                    f"could not join the Ray cluster at address {spec.address!r}: {why[:500]}"
+                ) from None
+            stack.callback(ray.shutdown)
         RayPool(ray, spec, results, tally).run(runs)
-        return
-    try:
-        ray.init(
-            address=spec.address,
-            include_dashboard=False if spec.address is None else None,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise ConnectionError(
-            f"could not join the Ray cluster at address {spec.address!r}: {why[:500]}"
-        ) from None
-    try:
-        RayPool(ray, spec, results, tally).run(runs)
-    finally:
-        ray.shutdown()
 
 
 def require_ray() -> Any:
@@ -218,43 +223,39 @@ def check_address(address: str | None) -> None:
         raise ConnectionError(f"no Ray cluster answers at address {address!r}: {error}") from None
 
 
+@dataclass(frozen=True)
 class BoardWriter:
     """Has TensorBoard's ``add_scalar`` and sends scalars to the message board."""
 
-    def __init__(self, board: Any, key: str) -> None:
-        self._board, self._key = board, key
+    board: Any
+    key: str
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Send one scalar."""
-        self._board.put.remote(self._key, "scalar", (tag, float(value), int(step)))
+        self.board.put.remote(self.key, "scalar", (tag, float(value), int(step)))
 
 
 def _run_on_node(spec: SweepSpec, run: Run, board: Any, folder: str) -> Line | str:
     """Run a run on a machine of the cluster; returns its line, or why it failed."""
     top = Path(tempfile.gettempdir()) / f"neuvar-{os.getuid()}"
+    tally = Tally(
+        lambda event: board.put.remote(run.key, event.kind, event.fraction), PROGRESS_SECONDS
+    )
+    writer = BoardWriter(board, run.key) if spec.tensorboard is not None else None
+    own = None
     result: Line | str
     try:
         top.mkdir(mode=0o700, exist_ok=True)
         if top.stat().st_uid != os.getuid():
             raise PermissionError(f"{top} belongs to another user")
         # A process of a machine that is about to die may still have the claim.
-        while (claimed := claim(top / folder, run.key)) is None:
+        while (own := claim(top / folder, run.key)) is None:
             time.sleep(RETRY_SECONDS)
-    except OSError as error:
-        return error_message(error)
-    board.put.remote(run.key, "started", None)
-    try:
-        result = run_job(
-            spec,
-            run,
-            checkpoint=claimed.checkpoint,
-            progress=lambda fraction: board.put.remote(run.key, "progress", fraction) and None,
-            writer=BoardWriter(board, run.key) if spec.tensorboard is not None else None,
-        )
-        claimed.finish()
+        result = run_job(spec, run, own.checkpoint, tally, writer)
     except Exception as error:  # noqa: BLE001 - reported; the other runs continue
-        claimed.release()
-        result = error_message(error)
+        result = error_message(error, spec.files)
+    if own is not None:
+        own.release(finished=isinstance(result, dict))
     with contextlib.suppress(OSError):  # not empty: other runs resume from it
         (top / folder).rmdir()
     # Messages arrive in order: after this one, all have arrived.

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neuvar.engine.job import Summary, SweepSpec, Tally, Watch
+from neuvar.engine.job import Summary, SweepSpec, Tally, Watch, cores
 from neuvar.engine.local import LocalPool
-from neuvar.engine.provenance import cores
 from neuvar.engine.ray import check_address, require_ray, run_on_ray
 from neuvar.engine.results_file import Results
 from neuvar.experiments.run_spec import KINDS, Run
@@ -53,16 +52,21 @@ def sweep(
     Summary(finished=(), skipped=(), diverged={}, failed={})
     """
     spec = replace(spec or SweepSpec(), **options)
-    unique = _unique(runs)
+    unique: dict[str, Run] = {}
+    for run in runs:
+        if type(run) not in KINDS.values():
+            raise ValueError(f"runs must be Training or Tasks, got {run!r}")
+        unique.setdefault(run.key, run)
     spec.check()
     if spec.engine == "ray":
         require_ray()
         check_address(spec.address)
-    spec = replace(spec, tensorboard=_tensorboard_folder(spec.tensorboard))
+    if spec.tensorboard is not None:
+        spec = replace(spec, tensorboard=_tensorboard_folder(spec.tensorboard))
     results = Results(Path(results.path if isinstance(results, Results) else results).absolute())
     results.check()
     recorded = results.lines()
-    skipped = [key for key in unique if key in recorded]
+    skipped = tuple(key for key in unique if key in recorded)
     missing = [run for key, run in unique.items() if key not in recorded]
     results.remove_checkpoints(skipped)  # the process that recorded them may have been killed
     tally = Tally(watch)
@@ -80,23 +84,15 @@ def sweep(
         results.remove_checkpoints(skipped)  # an orphaned worker may have held one until now
         with contextlib.suppress(OSError):  # not empty: other runs resume from it
             results.checkpoints.rmdir()
-    return tally.summary(skipped)
+    finished, diverged, failed = (
+        {key: last.message for key, last in tally.last.items() if last.kind == kind}
+        for kind in ("finished", "diverged", "failed")
+    )
+    return Summary(tuple(finished), skipped, diverged, failed)
 
 
-def _unique(runs: Iterable[Run]) -> dict[str, Run]:
-    """Runs by key."""
-    unique: dict[str, Run] = {}
-    for run in runs:
-        if type(run) not in KINDS.values():
-            raise ValueError(f"runs must be Training or Tasks, got {run!r}")
-        unique.setdefault(run.key, run)
-    return unique
-
-
-def _tensorboard_folder(folder: str | Path | None) -> Path | None:
+def _tensorboard_folder(folder: str | Path) -> Path:
     """Make the folder for TensorBoard's files."""
-    if folder is None:
-        return None
     if importlib.util.find_spec("tensorboard") is None:
         raise ModuleNotFoundError(
             'tensorboard is not installed; install it with pip install "neuvar[tensorboard]"'

@@ -83,25 +83,27 @@ class ExperimentFile:
         name = f"neuvar_experiment_{path.stem}"
         module = sys.modules.get(name)
         if module is None or getattr(module, "_source", None) != self:
-            module = self._execute(name, path)
+            module = ModuleType(name)
+            vars(module).update(__file__=str(path), _source=self)
+            if str(path.parent) not in sys.path:
+                sys.path.append(str(path.parent))
+            sys.modules[name] = module  # dataclasses and pickle look their module up
+            try:
+                exec(compile(self.source, str(path), "exec"), vars(module))  # noqa: S102 - the user's own
+            except Exception as error:
+                del sys.modules[name]
+                where = self.place_of(error) or self.path
+                raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
         experiment = getattr(module, "EXPERIMENT", None)
         if not isinstance(experiment, Experiment):
             raise ValueError(f"{self.path} must define EXPERIMENT = Experiment(...)")
         return replace(experiment, name=path.stem, file=self)
 
-    def _execute(self, name: str, path: Path) -> ModuleType:
-        module = ModuleType(name)
-        vars(module).update(__file__=str(path), _source=self)
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))
-        sys.modules[name] = module  # dataclasses and pickle look their module up
-        try:
-            exec(compile(self.source, str(path), "exec"), vars(module))  # noqa: S102 - the user's own
-        except Exception as error:
-            del sys.modules[name]
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-            line = lines[-1] if lines else getattr(error, "lineno", None)
-            where = f"{self.path}, line {line}" if line else self.path
-            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
-        return module
+    def place_of(self, error: BaseException) -> str:
+        """The line of this file that led to an error, as "mine.py, line 2"; else empty."""
+        path = str(Path(self.path).absolute())
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
+        if isinstance(error, SyntaxError) and error.filename == path:
+            lines.append(error.lineno)
+        return f"{self.path}, line {lines[-1]}" if lines else ""

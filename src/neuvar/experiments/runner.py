@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch._dynamo  # the first optimizer would import it, and the run's time 
 from torch import Tensor, nn
 
 from neuvar.data import Batches, Dataset, Split, load
-from neuvar.experiments.run_spec import Run, RunSpec, Training
+from neuvar.experiments.run_spec import Run, Training
 from neuvar.train import Checkpoint, make_optimizer
 
 EVALUATION_BATCH = 500
@@ -57,78 +57,78 @@ def run_one(
     from neuvar.experiments.tasks import run_tasks
     from neuvar.experiments.training import run_training
 
+    start = time.perf_counter()
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
-    context = RunContext(torch.device(device), data, checkpoint, progress, writer)
+    if checkpoint is not None:
+        # Precision is not part of the key, but a run must not change it halfway.
+        identity = {"key": run.key, "precision": run.precision}
+        if not checkpoint.read():
+            checkpoint.outer = identity
+        elif not identity.items() <= checkpoint.outer.items():
+            raise ValueError(
+                f"{checkpoint.path} is the checkpoint of another run, or of this one in another "
+                "precision; remove it"
+            )
+        start -= float(checkpoint.outer.get("seconds", 0.0))
+    dataset = load(run.data, folder=data)
+    for split, field in (("train", "images"), ("test", "test_images")):
+        whole, count = getattr(dataset, split), getattr(run, field)
+        if count > len(whole):
+            raise ValueError(f"{field} must be from 0 to {len(whole)}, got {count}")
+        if count:
+            first = Split(whole.images[:count], whole.labels[:count])
+            dataset = replace(dataset, **{split: first})
+    context = RunContext(run, dataset, torch.device(device), start, checkpoint, progress, writer)
     return run_training(run, context) if isinstance(run, Training) else run_tasks(run, context)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunContext:
-    """The arguments of :func:`run_one`, and what both kinds of runs do with them."""
+    """What a run is given besides its fields, and what both kinds of runs do with it.
 
+    Attributes:
+        run: the run.
+        data: the first images of both splits, as many as the run uses.
+        device: where the network is trained.
+        start: when it began; earlier, by the time that was spent before an interruption.
+        checkpoint: the checkpoint, which has been read.
+        progress: called with the fraction of the run that is done.
+        writer: TensorBoard's writer.
+    """
+
+    run: Run
+    data: Dataset
     device: torch.device
-    data: str | Path | None = None
+    start: float
     checkpoint: Checkpoint | None = None
     progress: Callable[[float], None] | None = None
     writer: Any = None
-    _start: float = field(default_factory=time.perf_counter)
-    _earlier_seconds: float = 0.0
-
-    def resume(self, run: RunSpec) -> dict[str, Any]:
-        """The outer state in the checkpoint of this run; empty without a checkpoint."""
-        if self.checkpoint is None:
-            return {}
-        # Precision is not part of the key, but a run must not change it halfway.
-        identity = {"key": run.key, "precision": run.precision}
-        if not self.checkpoint.read():
-            self.checkpoint.outer = identity
-            return {}
-        if not identity.items() <= self.checkpoint.outer.items():
-            raise ValueError(
-                f"{self.checkpoint.path} is the checkpoint of another run, or of this one in "
-                "another precision; remove it"
-            )
-        self._earlier_seconds = float(self.checkpoint.outer.get("seconds", 0.0))
-        return self.checkpoint.outer
 
     def report(self, fraction: float) -> None:
         """Report how much of the run is done."""
         if self.checkpoint is not None:
-            self.checkpoint.outer["seconds"] = self.seconds()
+            self.checkpoint.outer["seconds"] = time.perf_counter() - self.start
         if self.progress is not None:
             self.progress(fraction)
 
-    def seconds(self) -> float:
-        """Seconds spent on the run, including those before an interruption."""
-        return self._earlier_seconds + time.perf_counter() - self._start
-
-    def dataset(self, run: RunSpec) -> Dataset:
-        """The first images of both splits, as many as the run uses."""
-        data = load(run.data, folder=self.data)
-        return Dataset(
-            data.name,
-            data.classes,
-            first_images(data.train, run.images, "images"),
-            first_images(data.test, run.test_images, "test_images"),
-        )
-
-    def prepare(self, model: nn.Module, run: RunSpec) -> nn.Module:
+    def prepare(self, model: nn.Module) -> nn.Module:
         """Move a network to the device; set its memory format and compile it if the run says so."""
         model = model.to(self.device)
-        if run.channels_last:
+        if self.run.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if run.compile:
+        if self.run.compile:
             model.compile()
         return model
 
-    def batches(self, split: Split, run: RunSpec, size: int, **options: Any) -> Batches:
+    def batches(self, split: Split, size: int, **options: Any) -> Batches:
         """Batches on the device, in the memory format of the run."""
-        kind = ChannelsLast if run.channels_last else Batches
+        kind = ChannelsLast if self.run.channels_last else Batches
         return kind(split, size, device=self.device, **options)
 
-    def optimizer(self, run: RunSpec, model: nn.Module, *, seed: int) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module, *, seed: int) -> torch.optim.Optimizer:
         """The optimizer of the run."""
+        run = self.run
         return make_optimizer(
             run.optimizer,
             model,
@@ -144,8 +144,11 @@ class RunContext:
     def outcome(
         self, status: str, reason: str | None, curves: dict[str, list[float]], **others: Any
     ) -> dict[str, Any]:
-        """What is recorded of a run; numbers that are not finite become None."""
-        rounded = {name: [_round(x) for x in values] for name, values in curves.items()}
+        """What is recorded of a run: six significant digits, and None for what is not finite."""
+        rounded = {
+            name: [float(f"{x:.6g}") if math.isfinite(x) else None for x in values]
+            for name, values in curves.items()
+        }
         finite = {n: [x for x in v if x is not None] for n, v in rounded.items()}
         best = {n: (min if n.endswith(LOWER_IS_BETTER) else max)(v) for n, v in finite.items() if v}
         return {
@@ -154,20 +157,8 @@ class RunContext:
             "curves": rounded,
             "last": {name: values[-1] for name, values in rounded.items() if values},
             "best": best,
-            "seconds": round(self.seconds(), 2),
+            "seconds": round(time.perf_counter() - self.start, 2),
         } | others
-
-
-def _round(x: float) -> float | None:
-    """Six significant digits; None if not finite."""
-    return float(f"{x:.6g}") if math.isfinite(x) else None
-
-
-def first_images(split: Split, count: int, name: str) -> Split:
-    """The first images of a split; all if count is 0."""
-    if not 0 <= count <= len(split):
-        raise ValueError(f"{name} must be from 0 to {len(split)}, got {count}")
-    return Split(split.images[:count], split.labels[:count]) if count else split
 
 
 class ChannelsLast(Batches):

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.data import Augmentation, Split, normalization
+from neuvar.data import Augmentation, Dataset, Split, normalization
 from neuvar.data.batches import Normalization
 from neuvar.experiments.run_spec import Training
-from neuvar.experiments.runner import EVALUATION_BATCH, RunContext, first_images
+from neuvar.experiments.runner import EVALUATION_BATCH, RunContext
 from neuvar.labels import corrupt
 from neuvar.measures import label_memorization, neural_variability
 from neuvar.models import build
@@ -32,30 +32,27 @@ class NoisyDataset:
     true_labels: torch.Tensor
     held_out: Split | None
     test: Split
-    classes: int
     normalize: Normalization | None
     noise_rate: float | None
 
 
-def noisy_dataset(run: Training, context: RunContext) -> NoisyDataset:
+def noisy_dataset(run: Training, data: Dataset) -> NoisyDataset:
     """Corrupt the labels, then set held-out images aside."""
-    data = context.dataset(run)
-    true, labels, rate = data.train.labels, data.train.labels, None
+    images, true, labels, rate = data.train.images, data.train.labels, data.train.labels, None
     if run.label_noise:
         noise = corrupt(
             run.label_noise, true, run.noise_rate, classes=data.classes, seed=run.label_seed
         )
         labels, rate = torch.as_tensor(noise.noisy), noise.rate
-    if not 0 <= run.held_out < len(labels):
+    if run.held_out >= len(labels):
         raise ValueError(f"held_out must be from 0 to {len(labels) - 1}, got {run.held_out}")
-    kept, images = len(labels) - run.held_out, data.train.images
+    kept = len(labels) - run.held_out
     scaling = None if run.normalize == "none" else normalization(images[:kept], mean=run.normalize)
     return NoisyDataset(
         train=Split(images[:kept], labels[:kept]),
         true_labels=true[:kept],
         held_out=Split(images[kept:], labels[kept:]) if run.held_out else None,
         test=data.test,
-        classes=data.classes,
         normalize=scaling,
         noise_rate=rate,
     )
@@ -63,25 +60,23 @@ def noisy_dataset(run: Training, context: RunContext) -> NoisyDataset:
 
 def run_training(run: Training, context: RunContext) -> dict[str, Any]:
     """Train and measure; returns what is recorded."""
-    context.resume(run)
-    data = noisy_dataset(run, context)
+    data = noisy_dataset(run, context.data)
     shape = tuple(data.train.images.shape[1:])
     network = build(
         run.model,
-        classes=data.classes,
+        classes=context.data.classes,
         seed=run.seed,
         width=run.width or None,
         shape=shape if len(shape) == 3 else (1, *shape),
     )
-    model = context.prepare(network, run)
-    optimizer = context.optimizer(run, model, seed=run.seed)
+    model = context.prepare(network)
+    optimizer = context.optimizer(model, seed=run.seed)
     steps = torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every) if run.drop_every else None
     evaluation = Evaluation(run, context, data)
     fitted = fit(
         model,
         context.batches(
             data.train,
-            run,
             run.batch,
             seed=run.seed,
             normalize=data.normalize,
@@ -99,7 +94,6 @@ def run_training(run: Training, context: RunContext) -> dict[str, Any]:
         progress=context.report,
         writer=context.writer,
     )
-    final = evaluation.final(model) if fitted.finished else {}
     return context.outcome(
         fitted.status,
         fitted.reason,
@@ -107,7 +101,7 @@ def run_training(run: Training, context: RunContext) -> dict[str, Any]:
         noise_rate=data.noise_rate,
         seeds={"run": run.seed, "labels": run.label_seed},
         parameters=sum(p.numel() for p in model.parameters()),
-        **final,
+        **(evaluation.final(model) if fitted.finished else {}),
     )
 
 
@@ -115,46 +109,36 @@ class Evaluation:
     """The evaluations of a run: after each epoch, and at the end."""
 
     def __init__(self, run: Training, context: RunContext, data: NoisyDataset) -> None:
-        self._run, self._context, self._data = run, context, data
-        self._count = min(run.test_images or len(data.train), len(data.train))
-        self._test = self._batches(data.test)
-        self._train = self._batches(first_images(data.train, self._count, "test_images"))
-        self._held_out = self._batches(data.held_out) if data.held_out else None
-
-    def _batches(self, split: Split) -> Any:
-        return self._context.batches(
-            split, self._run, EVALUATION_BATCH, shuffle=False, normalize=self._data.normalize
-        )
+        self._run, self._writer, train = run, context.writer, data.train
+        count = run.test_images or len(train)
+        self._noisy, self._true = train.labels[:count], data.true_labels[:count]
+        splits = {"test": data.test, "train": Split(train.images[:count], self._noisy)}
+        if data.held_out is not None:
+            splits["held_out"] = data.held_out
+        self._batches = {
+            name: context.batches(split, EVALUATION_BATCH, shuffle=False, normalize=data.normalize)
+            for name, split in splits.items()
+        }
 
     def clean(self, model: nn.Module) -> dict[str, float]:
         """Metrics at the clean weights, on test, training and held-out images."""
-        precision, count = self._run.precision, self._count
-        test = evaluate(model, self._test, precision=precision)
-        train = evaluate(model, self._train, precision=precision)
-        metrics = {
-            "test_accuracy": test.accuracy,
-            "test_loss": test.loss,
-            "train_accuracy": train.accuracy,
-            "train_loss": train.loss,
+        metrics = {}
+        results = {
+            name: evaluate(model, batches, precision=self._run.precision)
+            for name, batches in self._batches.items()
         }
-        if self._held_out is not None:
-            held_out = evaluate(model, self._held_out, precision=precision)
-            metrics |= {"held_out_accuracy": held_out.accuracy, "held_out_loss": held_out.loss}
+        for name, result in results.items():
+            metrics |= {f"{name}_accuracy": result.accuracy, f"{name}_loss": result.loss}
         if self._run.label_noise:
-            labels = label_memorization(
-                train.predictions,
-                clean=self._data.true_labels[:count],
-                noisy=self._data.train.labels[:count],
-            )
-            metrics |= {
-                "memorized": labels.noisy_memorized.value,
-                "learned": labels.clean_learned.value,
-            }
+            predictions = results["train"].predictions
+            labels = label_memorization(predictions, clean=self._true, noisy=self._noisy)
+            metrics["memorized"] = labels.noisy_memorized.value
+            metrics["learned"] = labels.clean_learned.value
         return metrics
 
     def perturbed(self, model: nn.Module) -> dict[str, float]:
         """Test accuracy at the perturbed weights of the last step."""
-        test = evaluate(model, self._test, precision=self._run.precision)
+        test = evaluate(model, self._batches["test"], precision=self._run.precision)
         return {"test_accuracy_perturbed": test.accuracy}
 
     def final(self, model: nn.Module) -> dict[str, Any]:
@@ -163,8 +147,8 @@ class Evaluation:
         if self._run.eval_noise:
             metrics["under_noise"] = self._under_noise(model)
         if self._run.reestimate:
-            reestimate_batchnorm(model, self._train)
-            test = evaluate(model, self._test, precision=self._run.precision)
+            reestimate_batchnorm(model, self._batches["train"])
+            test = evaluate(model, self._batches["test"], precision=self._run.precision)
             metrics["reestimated"] = {"test_accuracy": test.accuracy}
             self._write("test_accuracy_reestimated", test.accuracy)
         return metrics
@@ -177,7 +161,7 @@ class Evaluation:
                 neural_variability(
                     model, cross_entropy, s, b=scale, draws=PERTURBED_DRAWS, seed=self._run.seed
                 )
-                for s in (self._test, self._train)
+                for s in (self._batches["test"], self._batches["train"])
             )
             assert test.accuracy is not None
             accuracy.append(test.accuracy.mean)
@@ -194,5 +178,5 @@ class Evaluation:
         }
 
     def _write(self, name: str, value: float) -> None:
-        if self._context.writer is not None:
-            self._context.writer.add_scalar(name, value, self._run.epochs)
+        if self._writer is not None:
+            self._writer.add_scalar(name, value, self._run.epochs)
