@@ -26,7 +26,8 @@ from torch.nn.functional import cross_entropy
 
 from neuvar import NVRMSGD
 from neuvar.engine import Results, sweep
-from neuvar.experiments.flips import cifar_run, mnist_run
+from neuvar.experiments.flips import CIFAR, MNIST
+from neuvar.experiments.images import flipped_run
 from neuvar.experiments.permuted import task_run
 from neuvar.experiments.run_spec import Run
 from neuvar.models import build
@@ -72,6 +73,14 @@ class Problem:
 
 def permuted(b: float, seed: int, **others: Any) -> Run:
     return task_run("paper", b, seed, **others)
+
+
+def cifar_run(b: float, seed: int, **others: Any) -> Run:
+    return flipped_run("cpu", b, seed, **(CIFAR | others))
+
+
+def mnist_run(b: float, seed: int, **others: Any) -> Run:
+    return flipped_run("cpu", b, seed, **(MNIST | others))
 
 
 def symmetric(b: float, seed: int, **others: Any) -> Run:

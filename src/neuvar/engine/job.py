@@ -88,7 +88,8 @@ def check_device(device: str) -> str:
     if kind != "cpu":
         import torch
 
-        count = torch.cuda.device_count() if kind == "cuda" else torch.mps.device_count()
+        mps = int(torch.backends.mps.is_available())
+        count = torch.cuda.device_count() if kind == "cuda" else mps
         if int(index or 0) >= count:
             raise ValueError(
                 f"device {device} is not available: PyTorch finds {count} {kind} devices here"

@@ -194,11 +194,8 @@ def _run_claimed(spec: SweepSpec, results: Results, run: Run, tally: Tally) -> N
             return
         line = results.recorded(run.key)
         if line is None:
-            with contextlib.ExitStack() as stack:
-                writer = None
-                if spec.tensorboard is not None:
-                    writer = summary_writer(Path(spec.tensorboard) / run.key)
-                    stack.callback(writer.close)
+            folder = spec.tensorboard and Path(spec.tensorboard) / run.key
+            with summary_writer(folder) if folder else contextlib.nullcontext() as writer:
                 line = run_job(spec, run, own.checkpoint, tally, writer)
             results.add(line)
     except Exception as error:  # noqa: BLE001 - one failed run must not end the others

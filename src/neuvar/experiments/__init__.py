@@ -1,6 +1,6 @@
 """Experiments: the paper's claims, one file each, and what a user's own experiment is made of."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neuvar.experiments import (
     denoising,
@@ -29,6 +29,7 @@ from neuvar.experiments.results_query import (
     values,
 )
 from neuvar.experiments.run_spec import Run, Tasks, Training
+from neuvar.lazy import attach
 
 if TYPE_CHECKING:
     from neuvar.experiments.runner import run_one
@@ -51,13 +52,8 @@ EXPERIMENTS: dict[str, Experiment] = {
 """The paper's experiments by name, in the order of the paper."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "run_one":  # it imports torch, which ``neuvar list`` does not need
-        from neuvar.experiments.runner import run_one
-
-        return run_one
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+# It imports torch, which ``neuvar list`` does not need.
+__getattr__, __dir__ = attach(__name__, {"run_one": "runner"})
 
 __all__ = [
     "EXPERIMENTS",

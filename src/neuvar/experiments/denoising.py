@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
@@ -19,11 +20,10 @@ ROLES: dict[str, Role] = {"nvrm-sgd": "nvrm", "psgd": "other"}
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """SGD, and NVRM-SGD and PSGD for a grid of b."""
     nvrm, psgd = (GRID[1:2], PSGD_GRID[1:2]) if scale == "smoke" else (GRID, PSGD_GRID)
-    made: list[Run] = []
-    for seed in range(trials or TRIALS[scale]):
-        made += [compared_run(scale, b, seed) for b in (0.0, *nvrm)]
-        made += [compared_run(scale, b, seed, optimizer="psgd") for b in psgd]
-    return made
+    methods: list[dict[str, Any]] = [{"b": b} for b in (0.0, *nvrm)]
+    methods += [{"b": b, "optimizer": "psgd"} for b in psgd]
+    seeds = range(trials or TRIALS[scale])
+    return [compared_run(scale, seed=seed, **method) for seed in seeds for method in methods]
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
@@ -53,8 +53,7 @@ def table(results: Sequence[Result]) -> Table:
         for b in query.values(trials, "b"):
             mark = " (chosen)" if b and b == query.chosen(trials, "b") else ""
             rows.append(((name, f"{b:g}{mark}" if b else "–"), query.group(trials, b=b)))
-    columns = query.TEST_COLUMNS | {"memorized, last epoch": query.last("memorized")}
-    return query.make_table(("method", "b"), rows, columns)
+    return query.make_table(("method", "b"), rows, query.LABEL_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:

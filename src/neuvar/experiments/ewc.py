@@ -7,9 +7,9 @@ from itertools import product
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Panel, Result, Table, Verdict, gain, interval, judge
+from neuvar.experiments.findings import Panel, Result, Table, Verdict, interval, judge
 from neuvar.experiments.permuted import SIZE_TEXTS, task_run
-from neuvar.experiments.run_spec import Run
+from neuvar.experiments.run_spec import Run, Tasks
 
 FISHERS = {"exact": "exact Fisher", "squared_batch_mean": "squared batch mean"}
 STRENGTHS = (30.0, 300.0, 1000.0)
@@ -23,19 +23,17 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     seeds = range(trials or TRIALS[scale])
     strengths = STRENGTHS[1:2] if scale == "smoke" else STRENGTHS
     noise = NOISE[::2] if scale == "smoke" else NOISE
-    images = FISHER_IMAGES[scale]
+    ewc = {"penalty": "ewc", "fisher_images": FISHER_IMAGES[scale]}
     return [
-        task_run(
-            scale, b, seed, penalty="ewc", fisher=fisher, strength=strength, fisher_images=images
-        )
+        task_run(scale, b, seed, **ewc, fisher=fisher, strength=strength)
         for seed, fisher, strength, b in product(seeds, FISHERS, strengths, noise)
     ]
 
 
-def groups(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
-    """Fisher information, strength, and the results with both."""
+def settings(results: Sequence[Result]) -> list[tuple[tuple[str, str], list[Result]]]:
+    """Fisher information and strength, and the results with both."""
     return [
-        (FISHERS[fisher], f"{strength:g}", matching)
+        ((FISHERS[fisher], f"{strength:g}"), matching)
         for fisher, strength in product(FISHERS, query.values(results, "strength"))
         if (matching := query.matching(results, fisher=fisher, strength=strength))
     ]
@@ -50,23 +48,18 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             "mean accuracy with EWC",
             query.curves(query.group(trials), "mean_accuracy", "Adam"),
         )
-        for fisher, strength, trials in groups(results)
+        for (fisher, strength), trials in settings(results)
     ]
 
 
 def table(results: Sequence[Result]) -> Table:
     """After the last task, with the gain over EWC alone."""
-    rows = []
-    for fisher, strength, trials in groups(results):
-        for b in query.values(query.group(trials), "b"):
-            words = (fisher, strength, query.label_of_b("Adam", b))
-            rows.append((words, query.group(trials, b=b)))
 
-    def gain_of(trials: Sequence[Result]) -> str:
+    def gain(trials: Sequence[Result]) -> str:
         run = trials[0].run
-        others = {"fisher": getattr(run, "fisher", ""), "strength": getattr(run, "strength", 0.0)}
-        plain = query.group(results, b=0.0, **others)
-        gains = gain(*(query.by_seed(found, "mean_accuracy") for found in (trials, plain)))
+        assert isinstance(run, Tasks)
+        plain = query.group(results, b=0.0, fisher=run.fisher, strength=run.strength)
+        gains = query.compare("", trials, plain, "mean_accuracy").differences
         if not run.b or len(gains) < 2:
             return "–"
         mean, low, high = (100 * x for x in interval(gains))
@@ -75,8 +68,9 @@ def table(results: Sequence[Result]) -> Table:
     columns = {
         "first task": query.last("first_task"),
         "mean of five tasks": query.last("mean_accuracy"),
-        "gain in points (95 % interval)": gain_of,
+        "gain in points (95 % interval)": gain,
     }
+    rows = query.rows_by_b(settings(query.group(results)), "Adam")
     return query.make_table(("Fisher information", "λ", "EWC with"), rows, columns)
 
 
@@ -89,9 +83,8 @@ def check(results: Sequence[Result]) -> Verdict:
             query.matching(trials, b=0.0),
             "mean_accuracy",
         )
-        for fisher, strength, trials in groups(results)
-        for b in query.values(trials, "b")
-        if b
+        for (fisher, strength), trials in settings(results)
+        for b in filter(None, query.values(trials, "b"))
     ]
     return judge("Mean accuracy of five tasks, EWC with NVRM against EWC alone", cases)
 

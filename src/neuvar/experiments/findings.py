@@ -121,7 +121,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """A run and the JSON object that was recorded for it; see :mod:`neuvar.engine`."""
+    """A run and the JSON object that was recorded for it; see :mod:`neuvar.engine`.
+
+    A number that is not finite is recorded as null, and is NaN here.
+    """
 
     run: Run
     line: dict[str, Any] = field(hash=False)
@@ -133,21 +136,17 @@ class Result:
 
     def curve(self, name: str) -> tuple[float, ...]:
         """A metric after each epoch, or after each task."""
-        return tuple(map(_number, self.line["curves"][name]))
+        return tuple(math.nan if x is None else float(x) for x in self.line["curves"][name])
 
     def last(self, name: str) -> float:
         """A metric at the end."""
-        one_of("metric", name, self.line["last"])
-        return _number(self.line["last"][name])
+        x = self.line["last"][one_of("metric", name, self.line["last"])]
+        return math.nan if x is None else float(x)
 
     def best(self, name: str) -> float:
         """The best value of a metric at any epoch."""
-        return _number(self.line["best"].get(name))
-
-
-def _number(x: float | None) -> float:
-    """A recorded number; a value that is not finite is recorded as null."""
-    return math.nan if x is None else float(x)
+        x = self.line["best"].get(name)
+        return math.nan if x is None else float(x)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:

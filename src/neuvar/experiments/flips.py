@@ -11,7 +11,7 @@ from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
 from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, recipe
-from neuvar.experiments.run_spec import Run, Training
+from neuvar.experiments.run_spec import Run
 
 RATES = {"pair": (0.4, 0.3, 0.2, 0.1), "symmetric": (0.4, 0.2, 0.6, 0.8)}
 SETS = {
@@ -42,50 +42,20 @@ FLIPS = {
 }
 
 
-def mnist_run(b: float, seed: int, **others: Any) -> Training:
-    """Train the paper's fully connected network on part of MNIST."""
-    what: dict[str, Any] = {
-        "data": "mnist",
-        "normalize": "none",
-        "images": 10_000,
-        "held_out": 1000,
-        "test_images": 2000,
-        "model": "mlp",
-        "width": 0,
-        "lr": 0.1,
-        "batch": 128,
-        "epochs": 40,
-        "drop_every": 14,
-        "channels_last": False,
-    }
-    return flipped_run("cpu", b, seed, **(what | others))
-
-
-def cifar_run(b: float, seed: int, **others: Any) -> Training:
-    """Train a small ResNet on a fifth of CIFAR-10, more than in the other experiments."""
-    what: dict[str, Any] = {
-        "images": 10_000,
-        "held_out": 1000,
-        "test_images": 2000,
-        "epochs": 30,
-        "batch": 128,
-        "lr": 0.1,
-    }
-    return flipped_run("cpu", b, seed, **(what | others))
-
-
-def smoke_run(b: float, seed: int, **others: Any) -> Training:
-    """Train a small fully connected network on the MNIST excerpt, as in the demo."""
-    what: dict[str, Any] = {
-        "images": 0,
-        "held_out": 600,
-        "test_images": 0,
-        "model": "mlp",
-        "width": 256,
-        "epochs": 30,
-        "drop_every": 10,
-    }
-    return flipped_run("smoke", b, seed, **(what | others))
+SMOKE = {
+    "images": 0, "held_out": 600, "test_images": 0, "model": "mlp", "width": 256,
+    "epochs": 30, "drop_every": 10,
+}  # fmt: skip
+"""A small fully connected network on the MNIST excerpt, as in the demo."""
+CIFAR = {
+    "images": 10_000, "held_out": 1000, "test_images": 2000, "batch": 128, "lr": 0.1, "epochs": 30,
+}  # fmt: skip
+"""A small ResNet on a fifth of CIFAR-10, more than in the other experiments."""
+MNIST: dict[str, Any] = CIFAR | {
+    "data": "mnist", "normalize": "none", "channels_last": False, "model": "mlp", "width": 0,
+    "epochs": 40, "drop_every": 14,
+}  # fmt: skip
+"""The paper's fully connected network on part of MNIST."""
 
 
 def runs(kind: str, scale: Scale, trials: int = 0) -> list[Run]:
@@ -93,19 +63,20 @@ def runs(kind: str, scale: Scale, trials: int = 0) -> list[Run]:
     seeds, rates = range(trials or TRIALS[scale]), RATES[kind]
     both = (0.0, PAPER_B)
     if scale == "smoke":
-        return [smoke_run(b, s, label_noise=kind, noise_rate=0.4) for s in seeds for b in both]
+        what = SMOKE | {"label_noise": kind, "noise_rate": 0.4}
+        return [flipped_run(scale, b, s, **what) for s in seeds for b in both]
     if scale == "paper":
         return [
             flipped_run(scale, b, s, label_noise=kind, noise_rate=rate, data=data)
             for s, data, rate, b in product(seeds, ("cifar10", "cifar100"), rates, both)
         ]
-    images: list[Run] = [cifar_run(b, s) for s in seeds for b in (0.0, *CIFAR_GRID)]
-    digits: list[Run] = [
-        mnist_run(b, s, label_noise=kind, noise_rate=rate)
+    images = [flipped_run(scale, b, s, **CIFAR) for s in seeds for b in (0.0, *CIFAR_GRID)]
+    digits = [
+        flipped_run(scale, b, s, **MNIST, label_noise=kind, noise_rate=rate)
         for s, rate in product(seeds, rates)
         for b in ((0.0, *MNIST_GRID) if rate == rates[0] else both)
     ]
-    return [*images, *digits] if kind == "pair" else digits
+    return [*images, *digits] if kind == "pair" else [*digits]
 
 
 def settings(kind: str, scale: Scale) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Case, Cell, Panel, Result, Table, Verdict, gain, judge
-from neuvar.experiments.images import FAMILIES, TRIALS, image_run, recipe
+from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, judge
+from neuvar.experiments.images import FAMILIES, SIZES, TRIALS, image_run, recipe
 from neuvar.experiments.run_spec import Run
 
 DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
@@ -27,13 +28,12 @@ EVAL_NOISE: dict[Scale, tuple[float, ...]] = {
 
 def clean_runs(scale: Scale, families: Sequence[str], trials: int = 0) -> list[Run]:
     """Training on clean labels, then evaluation under weight noise, for experiment 1."""
-    sets: list[dict[str, Any]] = [{}]
-    if scale == "paper":
-        sets = [{"data": "cifar10"}, {"data": "cifar100"}]
+    sets = ("cifar10", "cifar100") if scale == "paper" else (SIZES[scale]["data"],)
+    evaluated: dict[str, Any] = {"eval_noise": EVAL_NOISE[scale], "reestimate": True}
     return [
-        image_run(scale, family, b, seed, eval_noise=EVAL_NOISE[scale], reestimate=True, **others)
+        image_run(scale, family, b, seed, data=data, **evaluated)
         for seed in range(trials or TRIALS[scale])
-        for others in sets
+        for data in sets
         for family in families
         for b in NOISE[scale][family]
     ]
@@ -46,17 +46,14 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Each family of networks on each data set, with its results."""
-    return [
-        (f"{FAMILIES[family]}, {DATA[data]}", trials)
-        for data in query.values(results, "data")
-        for family in FAMILIES
-        if (trials := [r for r in query.matching(results, data=data) if family in _family(r)])
-    ]
-
-
-def _family(result: Result) -> str:
-    """Family of a network; at the smoke scale an MLP stands for VGG."""
-    return "vgg" if result.run.model == "mlp" else result.run.model
+    made = []
+    for data, (family, name) in product(query.values(results, "data"), FAMILIES.items()):
+        # At the smoke scale an MLP stands for VGG.
+        prefixes = (family, "mlp") if family == "vgg" else (family,)
+        on_data = query.matching(results, data=data)
+        if trials := [r for r in on_data if r.run.model.startswith(prefixes)]:
+            made.append((f"{name}, {DATA[data]}", trials))
+    return made
 
 
 def gap(result: Result) -> tuple[float, ...]:
@@ -83,11 +80,8 @@ def panels(results: Sequence[Result]) -> list[Panel]:
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; and with new statistics of batch normalization."""
-    rows = [
-        ((name, query.label_of_b("SGD", b)), query.group(trials, b=b))
-        for name, trials in networks(results)
-        for b in query.values(query.group(trials), "b")
-    ]
+    named = [((name,), trials) for name, trials in networks(query.group(results))]
+    rows = query.rows_by_b(named, "SGD")
     gaps = {"gap, last epoch": lambda trials: Cell(tuple(gap(r)[-1] for r in trials))}
     return query.make_table(("network", "method"), rows, gaps | query.TEST_COLUMNS)
 
@@ -100,13 +94,12 @@ def check(results: Sequence[Result]) -> Verdict:
         if not query.group(plain):
             continue
         for b in filter(None, query.values(query.group(trials), "b")):
-            noisy, name_b = query.matching(trials, b=b), f"{name}, b = {b:g}"
-            test = query.compare(f"{name_b}, test accuracy", noisy, plain, "test_accuracy")
-            wide, narrow = (
-                {r.run.seed: gap(r)[-1] for r in query.group(some)} for some in (plain, noisy)
-            )
-            gaps = gain(wide, narrow)
-            cases += [Case(f"{name_b}, generalization gap", gaps, test.lost, lower=True), test]
+            noisy, words = query.matching(trials, b=b), f"{name}, b = {b:g}"
+            last_gap, title = (lambda r: gap(r)[-1]), f"{words}, generalization gap"
+            cases += [
+                query.compare(title, noisy, plain, last_gap, lower=True),
+                query.compare(f"{words}, test accuracy", noisy, plain, "test_accuracy"),
+            ]
     return judge("At the last epoch, NVRM-SGD against SGD", cases)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
@@ -32,33 +33,22 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy and wrong labels memorized by epoch, for each learning rate."""
-    return [
-        Panel(
-            f"Learning rate {lr:g}",
-            "epoch",
-            y_label,
-            query.curves(query.group(results, lr=lr), metric, "SGD"),
-        )
-        for metric, y_label in (
-            ("test_accuracy", "test accuracy"),
-            ("memorized", "wrong labels memorized"),
-        )
-        for lr in query.values(results, "lr")
-    ]
+    made = []
+    metrics = {"test_accuracy": "test accuracy", "memorized": "wrong labels memorized"}
+    for (metric, y_label), lr in product(metrics.items(), query.values(results, "lr")):
+        lines = query.curves(query.group(results, lr=lr), metric, "SGD")
+        made.append(Panel(f"Learning rate {lr:g}", "epoch", y_label, lines))
+    return made
 
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch for each learning rate; runs that diverged are not counted in n."""
     rows = []
-    for lr in query.values(results, "lr"):
-        for b in query.values(results, "b"):
-            trials, finished = (
-                select(results, lr=lr, b=b) for select in (query.matching, query.group)
-            )
-            lost = str(len(trials) - len(finished))
-            rows.append(((f"{lr:g}", query.label_of_b("SGD", b), lost), finished))
-    columns = query.TEST_COLUMNS | {"memorized, last epoch": query.last("memorized")}
-    return query.make_table(("learning rate", "method", "diverged"), rows, columns)
+    for lr, b in product(query.values(results, "lr"), query.values(results, "b")):
+        finished = query.group(results, lr=lr, b=b)
+        lost = len(query.matching(results, lr=lr, b=b)) - len(finished)
+        rows.append(((f"{lr:g}", query.label_of_b("SGD", b), str(lost)), finished))
+    return query.make_table(("learning rate", "method", "diverged"), rows, query.LABEL_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:

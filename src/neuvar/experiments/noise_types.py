@@ -68,28 +68,20 @@ def table(results: Sequence[Result]) -> Table:
             mark = " (chosen)" if b == query.chosen(finished, "b") else ""
             words = (noise, f"{b:g}{mark}", f"{_deviation(noise, b):.3f}")
             rows.append((words, query.group(finished, b=b)))
-    columns = query.TEST_COLUMNS | {"memorized, last epoch": query.last("memorized")}
-    return query.make_table(("noise", "b", "standard deviation"), rows, columns)
+    return query.make_table(("noise", "b", "standard deviation"), rows, query.LABEL_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether Gaussian noise is best, each at its chosen b, and uniform least sensitive to b."""
     kinds = noisy_results(results)
-    picked = {noise: query.at_chosen(trials) for noise, trials in kinds.items()}
-    spread = {noise: _spread(trials) for noise, trials in kinds.items()}
+    gaussian, laplace, uniform = map(query.at_chosen, kinds.values())
+    spread_of_gaussian, spread_of_laplace, spread_of_uniform = map(_spread, kinds.values())
+    name = "range over b, uniform against"
     cases = [
-        query.compare(
-            f"Gaussian against {other}", picked["gaussian"], picked[other.lower()], "test_accuracy"
-        )
-        for other in ("Laplace", "uniform")
-    ]
-    cases += [
-        Case(
-            f"range over b, uniform against {other}",
-            gain(spread[other.lower()], spread["uniform"]),
-            lower=True,
-        )
-        for other in ("Gaussian", "Laplace")
+        query.compare("Gaussian against Laplace", gaussian, laplace, "test_accuracy"),
+        query.compare("Gaussian against uniform", gaussian, uniform, "test_accuracy"),
+        Case(f"{name} Gaussian", gain(spread_of_gaussian, spread_of_uniform), lower=True),
+        Case(f"{name} Laplace", gain(spread_of_laplace, spread_of_uniform), lower=True),
     ]
     return judge("Test accuracy at the last epoch, at the b chosen on held-out images", cases)
 

@@ -55,46 +55,31 @@ def task_run(scale: Scale, b: float, seed: int, **others: Any) -> Tasks:
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """Adam and NVRM-Adam for a grid of b; then both with a new optimizer for each task."""
-    seeds = range(trials or TRIALS[scale])
+    seeds, both = range(trials or TRIALS[scale]), (0.0, PAPER_B)
     if scale == "smoke":
-        return [task_run(scale, b, seed) for seed in seeds for b in (0.0, PAPER_B)]
-    grid = tuple(dict.fromkeys((0.0, PAPER_B, *GRID)))
-    kept = [task_run(scale, b, seed) for seed in seeds for b in grid]
-    renewed = [
-        task_run(scale, b, seed, keep_optimizer=False) for seed in seeds for b in (0.0, PAPER_B)
-    ]
-    return [*kept, *renewed]
+        return [task_run(scale, b, seed) for seed in seeds for b in both]
+    kept = [task_run(scale, b, seed) for seed in seeds for b in dict.fromkeys((*both, *GRID))]
+    new = [task_run(scale, b, seed, keep_optimizer=False) for seed in seeds for b in both]
+    return [*kept, *new]
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Both accuracies by task, and after the last task against b."""
     kept = query.group(results, keep_optimizer=True)
     shown = [b for b in query.values(kept, "b") if b in SHOWN]
-    made = [
-        Panel(
-            title,
-            "tasks learned",
-            "test accuracy",
-            query.curves(kept, metric, "Adam", shown),
-            overview=True,
-        )
-        for metric, title in PANELS.items()
-    ]
+    made = []
+    for metric, title in PANELS.items():
+        lines = query.curves(kept, metric, "Adam", shown)
+        made.append(Panel(title, "tasks learned", "test accuracy", lines, overview=True))
     grid = [b for b in query.values(kept, "b") if b]
     if len(grid) > 1:
-        made += [
-            Panel(
-                f"{title}, after five tasks",
-                "b",
-                "test accuracy",
-                (
-                    query.flat(query.group(kept, b=0.0), grid, metric, "Adam"),
-                    query.against(kept, "b", grid, metric, f"NVRM-Adam{query.ON_AXIS}", "nvrm"),
-                ),
-                log_x=True,
+        titles = ("First task, after five tasks", "Mean of all tasks, after five tasks")
+        for metric, title in zip(PANELS, titles, strict=True):
+            lines = (
+                query.flat(query.group(kept, b=0.0), grid, metric, "Adam"),
+                query.against(kept, "b", grid, metric, f"NVRM-Adam{query.ON_AXIS}", "nvrm"),
             )
-            for metric, title in zip(PANELS, ("First task", "Mean of all tasks"), strict=True)
-        ]
+            made.append(Panel(title, "b", "test accuracy", lines, log_x=True))
     return made
 
 

@@ -10,6 +10,10 @@ from neuvar.experiments.findings import Case, Cell, Line, Result, Role, Table, g
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """What a column of a table shows of the trials of a row."""
+Setting: TypeAlias = "tuple[tuple[str, ...], Sequence[Result]]"
+"""A setting in words, such as a data set and a method, and its results."""
+ON_AXIS = " (b on the x-axis)"
+"""Follows the name of a method in figures that have b on the x-axis."""
 
 
 def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
@@ -26,11 +30,6 @@ def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
 def values(results: Sequence[Result], field: str) -> list[Any]:
     """The distinct values of a field of the runs, sorted."""
     return sorted({getattr(r.run, field) for r in results})
-
-
-def by_seed(results: Sequence[Result], metric: str) -> dict[int, float]:
-    """The last value of a metric for each seed."""
-    return {r.run.seed: r.last(metric) for r in results}
 
 
 def cell(results: Sequence[Result], metric: str) -> Cell:
@@ -58,12 +57,11 @@ TEST_COLUMNS: dict[str, Column] = {
     "test, best epoch": best("test_accuracy"),
     "test, batch norm at clean weights": reestimated,
 }
+LABEL_COLUMNS = TEST_COLUMNS | {"memorized, last epoch": last("memorized")}
 
 
 def make_table(
-    names: Sequence[str],
-    rows: Iterable[tuple[tuple[str, ...], Sequence[Result]]],
-    columns: Mapping[str, Column],
+    names: Sequence[str], rows: Iterable[Setting], columns: Mapping[str, Column]
 ) -> Table:
     """A table with a row for each setting: its names, n, and what the columns show.
 
@@ -77,6 +75,15 @@ def make_table(
         for words, results in rows
     )
     return Table((*names, "n", *columns), tuple(made))
+
+
+def rows_by_b(settings: Iterable[Setting], plain: str) -> list[Setting]:
+    """A row of a table for each b of each setting; ``plain`` is the optimizer without noise."""
+    return [
+        ((*words, label_of_b(plain, b)), group(results, b=b))
+        for words, results in settings
+        for b in values(results, "b")
+    ]
 
 
 def curve(
@@ -102,7 +109,7 @@ def against(
     results: Sequence[Result], field: str, at: Iterable[float], metric: str, label: str, role: Role
 ) -> Line:
     """The last value of a metric against a field of the runs, of trials that have every value."""
-    groups = {x: by_seed(group(results, **{field: x}), metric) for x in at}
+    groups = {x: {r.run.seed: r.last(metric) for r in group(results, **{field: x})} for x in at}
     groups = {x: trials for x, trials in groups.items() if trials}
     seeds = set.intersection(*map(set, groups.values())) if groups else set()
     rows = tuple(tuple(trials[seed] for trials in groups.values()) for seed in sorted(seeds))
@@ -142,22 +149,26 @@ def compare(
     name: str,
     better: Sequence[Result],
     worse: Sequence[Result],
-    metric: str,
+    metric: str | Callable[[Result], float],
     *,
     lower: bool = False,
+    percent: bool = True,
 ) -> Case:
-    """Compare the last value of a metric of two methods, seed by seed.
+    """Compare two methods, seed by seed.
 
     Args:
         name: of the comparison.
         better: results of the method that the claim favours, including runs that diverged.
         worse: those of the other method.
-        metric: what is compared.
+        metric: what is compared: the last value of a metric, or a function of a finished result.
         lower: whether lower values are better.
+        percent: whether the metric is a share, to be shown in percentage points.
     """
-    differences = gain(by_seed(group(better), metric), by_seed(group(worse), metric))
+    value = metric if callable(metric) else lambda r: r.last(metric)
+    high, low = ({r.run.seed: value(r) for r in group(results)} for results in (better, worse))
+    differences = gain(low, high) if lower else gain(high, low)
     lost = sum(not r.finished for r in (*better, *worse))
-    return Case(name, tuple(-x for x in differences) if lower else differences, lost, lower)
+    return Case(name, differences, lost, lower, percent)
 
 
 def label_of_b(plain: str, b: float) -> str:
@@ -168,7 +179,3 @@ def label_of_b(plain: str, b: float) -> str:
 def role_of_b(b: float) -> Role:
     """The role of a method with this b."""
     return "nvrm" if b else "plain"
-
-
-ON_AXIS = " (b on the x-axis)"
-"""Follows the name of a method in figures that have b on the x-axis."""

@@ -65,13 +65,10 @@ def table(results: Sequence[Result]) -> Table:
             tuple(row[at.index(scale)] for row in under_noise(trials, "test_accuracy").values())
         )
 
-    rows = [
-        ((name, query.label_of_b("SGD", b)), query.group(trials, b=b))
-        for name, trials in networks(query.group(results))
-        for b in query.values(trials, "b")
-    ]
+    named = [((name,), trials) for name, trials in networks(query.group(results))]
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
     clean = {"no noise": query.last("test_accuracy")}
+    rows = query.rows_by_b(named, "SGD")
     return query.make_table(("network", "method"), rows, clean | columns)
 
 

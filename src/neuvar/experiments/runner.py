@@ -85,32 +85,22 @@ def run_one(
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run is given besides its fields, and what both kinds of runs do with it.
-
-    Attributes:
-        run: the run.
-        data: the first images of both splits, as many as the run uses.
-        device: where the network is trained.
-        start: when it began; earlier, by the time that was spent before an interruption.
-        checkpoint: the checkpoint, which has been read.
-        progress: called with the fraction of the run that is done.
-        writer: TensorBoard's writer.
-    """
+    """The arguments of :func:`run_one`, with the data loaded, and what both kinds of runs share."""
 
     run: Run
     data: Dataset
     device: torch.device
-    start: float
+    start: float  # earlier than it was, by the time spent before an interruption
     checkpoint: Checkpoint | None = None
     progress: Callable[[float], None] | None = None
     writer: Any = None
 
-    def report(self, fraction: float) -> None:
-        """Report how much of the run is done."""
+    def report(self, fraction: float, done: int = 0, of: int = 1) -> None:
+        """Report how much of the run is done: a fraction of a part, and the parts before it."""
         if self.checkpoint is not None:
             self.checkpoint.outer["seconds"] = time.perf_counter() - self.start
         if self.progress is not None:
-            self.progress(fraction)
+            self.progress((done + fraction) / of)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move a network to the device; set its memory format and compile it if the run says so."""

@@ -7,43 +7,41 @@ from collections.abc import Sequence
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
-from neuvar.experiments.permuted import COLUMNS, EPOCHS, PANELS, PAPER_B, SIZE_TEXTS, task_run
+from neuvar.experiments.permuted import (
+    COLUMNS,
+    EPOCHS,
+    PANELS,
+    PAPER_B,
+    SIZE_TEXTS,
+    TRIALS,
+    task_run,
+)
 from neuvar.experiments.run_spec import Run
 
-TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
 NOISE = (0.0, PAPER_B, 0.01, 0.05)
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """Adam and NVRM-Adam, a new one for each task."""
-    noise = NOISE[:2] if scale == "smoke" else NOISE
     return [
         task_run(scale, b, seed, stream="split", weight_decay=0.0, keep_optimizer=False)
         for seed in range(trials or TRIALS[scale])
-        for b in noise
+        for b in (NOISE[:2] if scale == "smoke" else NOISE)
     ]
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Both accuracies by task."""
+    finished = query.group(results)
     return [
-        Panel(
-            title,
-            "tasks learned",
-            "test accuracy",
-            query.curves(query.group(results), name, "Adam"),
-        )
-        for name, title in PANELS.items()
+        Panel(title, "tasks learned", "test accuracy", query.curves(finished, metric, "Adam"))
+        for metric, title in PANELS.items()
     ]
 
 
 def table(results: Sequence[Result]) -> Table:
     """After the last task, for each b."""
-    rows = [
-        ((query.label_of_b("Adam", b),), query.group(results, b=b))
-        for b in query.values(results, "b")
-    ]
-    return query.make_table(("method",), rows, COLUMNS)
+    return query.make_table(("method",), query.rows_by_b([((), results)], "Adam"), COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
     saved: dict[str, Any] = context.checkpoint.outer if context.checkpoint else {}
     accuracies = [list(row) for row in saved.get("accuracies", [])]
     losses = list(saved.get("losses", []))
+    batches_in_order: Any = partial(context.batches, shuffle=False, normalize=normalize)
     status, reason, optimizer = "finished", None, None
     for task in stream.tasks[len(accuracies) :]:
         train, seed = task.train, run.seed * 1000 + task.number
@@ -44,9 +46,7 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
             accumulate=run.accumulate,
             precision=run.precision,
             checkpoint=context.checkpoint,
-            progress=lambda fraction, done=task.number: context.report(
-                (done + fraction) / len(stream)
-            ),
+            progress=partial(context.report, done=task.number, of=len(stream)),
         )
         status, reason = fitted.status, fitted.reason
         if not fitted.finished:
@@ -55,13 +55,11 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
             count = run.fisher_images or len(train)
             split = Split(train.images[:count], train.labels[:count])
             size = run.batch if run.fisher == "squared_batch_mean" else EVALUATION_BATCH
-            penalty.after_task(
-                model, context.batches(split, size, shuffle=False, normalize=normalize)
-            )
+            penalty.after_task(model, batches_in_order(split, size))
         row = []
         for seen in stream.tasks[: task.number + 1]:
             head: dict[str, Any] = {"task": seen.head} if isinstance(model, MultiHead) else {}
-            test = context.batches(seen.test, EVALUATION_BATCH, shuffle=False, normalize=normalize)
+            test = batches_in_order(seen.test, EVALUATION_BATCH)
             row.append(evaluate(model, test, precision=run.precision, **head).accuracy)
         accuracies.append(row)
         losses += fitted.curves["loss"]

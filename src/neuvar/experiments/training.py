@@ -122,7 +122,7 @@ class Evaluation:
 
     def clean(self, model: nn.Module) -> dict[str, float]:
         """Metrics at the clean weights, on test, training and held-out images."""
-        metrics = {}
+        metrics: dict[str, float] = {}
         results = {
             name: evaluate(model, batches, precision=self._run.precision)
             for name, batches in self._batches.items()
