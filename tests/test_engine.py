@@ -388,8 +388,14 @@ def soon(condition, seconds=20):
 class TestInterruption:
     def test_ctrl_c_is_quiet_and_leaves_checkpoints(self, tmp_path, nursery):
         one = Sweep(nursery, tmp_path, runs(3, lr=0.05, epochs=10_000), workers=1)
-        assert soon(one.workers, 120)
-        (worker,) = one.workers()
+
+        def spawned():
+            """Not the resource tracker, which looks like its parent until it has started."""
+            commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in one.workers()}
+            return [pid for pid, command in commands.items() if b"spawn_main" in command]
+
+        assert soon(spawned, 120)
+        (worker,) = spawned()
         assert soon(lambda: "libtorch" in Path(f"/proc/{worker}/maps").read_text(), 120)
         os.kill(worker, signal.SIGINT)  # it is still importing
         one.wait_for("progress")

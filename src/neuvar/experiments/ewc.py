@@ -30,7 +30,7 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     ]
 
 
-def settings(results: Sequence[Result]) -> list[tuple[tuple[str, str], list[Result]]]:
+def settings(results: Sequence[Result]) -> list[query.Setting]:
     """Fisher information and strength, and the results with both."""
     return [
         ((FISHERS[fisher], f"{strength:g}"), matching)

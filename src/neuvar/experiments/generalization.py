@@ -44,15 +44,15 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
     return clean_runs(scale, ("vgg", "mobilenet"), trials)
 
 
-def networks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+def networks(results: Sequence[Result]) -> list[query.Setting]:
     """Each family of networks on each data set, with its results."""
-    made = []
+    made: list[query.Setting] = []
     for data, (family, name) in product(query.values(results, "data"), FAMILIES.items()):
         # At the smoke scale an MLP stands for VGG.
         prefixes = (family, "mlp") if family == "vgg" else (family,)
         on_data = query.matching(results, data=data)
         if trials := [r for r in on_data if r.run.model.startswith(prefixes)]:
-            made.append((f"{name}, {DATA[data]}", trials))
+            made.append(((f"{name}, {DATA[data]}",), trials))
     return made
 
 
@@ -65,8 +65,7 @@ def gap(result: Result) -> tuple[float, ...]:
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Gap and test accuracy by epoch."""
     made = []
-    for name, every in networks(results):
-        trials = query.group(every)
+    for (name,), trials in networks(query.group(results)):
         tests = query.curves(trials, "test_accuracy", "SGD")
         gaps = tuple(
             replace(test, trials=tuple(map(gap, query.group(trials, b=test.b)))) for test in tests
@@ -80,8 +79,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; and with new statistics of batch normalization."""
-    named = [((name,), trials) for name, trials in networks(query.group(results))]
-    rows = query.rows_by_b(named, "SGD")
+    rows = query.rows_by_b(networks(query.group(results)), "SGD")
     gaps = {"gap, last epoch": lambda trials: Cell(tuple(gap(r)[-1] for r in trials))}
     return query.make_table(("network", "method"), rows, gaps | query.TEST_COLUMNS)
 
@@ -89,7 +87,7 @@ def table(results: Sequence[Result]) -> Table:
 def check(results: Sequence[Result]) -> Verdict:
     """Whether every b narrows the gap and improves the test accuracy."""
     cases = []
-    for name, trials in networks(results):
+    for (name,), trials in networks(results):
         plain = query.matching(trials, b=0.0)
         if not query.group(plain):
             continue

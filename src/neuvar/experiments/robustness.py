@@ -43,7 +43,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         ("test_accuracy", "test accuracy", True),
         ("expected_sharpness", "sharpness (loss rise)", False),
     ):
-        for name, every in networks(query.group(results)):
+        for (name,), every in networks(query.group(results)):
             lines = []
             for b in query.values(every, "b"):
                 trials = query.group(every, b=b)
@@ -65,17 +65,16 @@ def table(results: Sequence[Result]) -> Table:
             tuple(row[at.index(scale)] for row in under_noise(trials, "test_accuracy").values())
         )
 
-    named = [((name,), trials) for name, trials in networks(query.group(results))]
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
     clean = {"no noise": query.last("test_accuracy")}
-    rows = query.rows_by_b(named, "SGD")
+    rows = query.rows_by_b(networks(query.group(results)), "SGD")
     return query.make_table(("network", "method"), rows, clean | columns)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether accuracy is higher and sharpness lower, averaged over the scales, for every b."""
     cases = []
-    for name, trials in networks(results):
+    for (name,), trials in networks(results):
         finished = query.group(trials)
         for b in filter(None, query.values(finished, "b")):
             lost = sum(not r.finished and r.run.b in (0.0, b) for r in trials)
@@ -83,8 +82,8 @@ def check(results: Sequence[Result]) -> Verdict:
             noisy, plain = _means(finished, b, "test_accuracy")
             cases.append(Case(f"{words}, test accuracy", gain(noisy, plain), lost))
             noisy, plain = _means(finished, b, "expected_sharpness")
-            name_of_rise, gains = f"{words}, {SHARPNESS}", gain(plain, noisy)
-            cases.append(Case(name_of_rise, gains, lost, lower=True, percent=False))
+            gains, title = gain(plain, noisy), f"{words}, {SHARPNESS}"
+            cases.append(Case(title, gains, lost, lower=True, percent=False))
     return judge("Mean over the scales of weight noise, NVRM-SGD against SGD", cases)
 
 
