@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -168,7 +169,8 @@ PAIR = Experiment(
     table=table,
     check=check,
 )
-SYMMETRIC = Experiment(
+SYMMETRIC = replace(
+    PAIR,
     name="symmetric-flips",
     number="3 S",
     title="Wrong labels, symmetric flips",
@@ -176,7 +178,4 @@ SYMMETRIC = Experiment(
     source="appendix, supplementary results",
     runs=partial(runs, "symmetric"),
     settings=partial(settings, "symmetric"),
-    panels=panels,
-    table=table,
-    check=check,
 )

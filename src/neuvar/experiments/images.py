@@ -14,19 +14,16 @@ TRIALS: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 10}
 DROPS = 3
 """The learning rate is divided by ten after each third of the training."""
 
-_PAPER = {"data": "cifar10", "epochs": 300, "augment": True}
-_CPU = {
-    "data": "cifar10",
-    "images": 3000,
-    "held_out": 300,
-    "test_images": 1500,
-    "epochs": 24,
-    "batch": 32,
-    "precision": "bf16",
-    "channels_last": True,
-}
-_SMOKE = {"data": "mnist-excerpt", "images": 600, "held_out": 100, "test_images": 200, "epochs": 3}
-SIZES: dict[Scale, dict[str, Any]] = {"smoke": _SMOKE, "cpu": _CPU, "paper": _PAPER}
+SIZES: dict[Scale, dict[str, Any]] = {
+    "smoke": {
+        "data": "mnist-excerpt", "images": 600, "held_out": 100, "test_images": 200, "epochs": 3,
+    },
+    "cpu": {
+        "data": "cifar10", "images": 3000, "held_out": 300, "test_images": 1500, "epochs": 24,
+        "batch": 32, "precision": "bf16", "channels_last": True,
+    },
+    "paper": {"data": "cifar10", "epochs": 300, "augment": True},
+}  # fmt: skip
 
 NETWORKS: dict[Scale, dict[str, dict[str, Any]]] = {
     "smoke": {

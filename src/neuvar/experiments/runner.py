@@ -71,14 +71,14 @@ def run_one(
                 "precision; remove it"
             )
         start -= float(checkpoint.outer.get("seconds", 0.0))
-    dataset = load(run.data, folder=data)
-    for split, field in (("train", "images"), ("test", "test_images")):
-        whole, count = getattr(dataset, split), getattr(run, field)
-        if count > len(whole):
-            raise ValueError(f"{field} must be from 0 to {len(whole)}, got {count}")
-        if count:
-            first = Split(whole.images[:count], whole.labels[:count])
-            dataset = replace(dataset, **{split: first})
+    whole = load(run.data, folder=data)
+    splits = []
+    for split, field in ((whole.train, "images"), (whole.test, "test_images")):
+        count = getattr(run, field) or len(split)
+        if count > len(split):
+            raise ValueError(f"{field} must be from 0 to {len(split)}, got {count}")
+        splits.append(Split(split.images[:count], split.labels[:count]))
+    dataset = replace(whole, train=splits[0], test=splits[1])
     context = RunContext(run, dataset, torch.device(device), start, checkpoint, progress, writer)
     return run_training(run, context) if isinstance(run, Training) else run_tasks(run, context)
 
