@@ -47,15 +47,12 @@ def best(metric: str) -> Column:
     return lambda results: Cell(tuple(r.best(metric) for r in results))
 
 
-def reestimated(results: Sequence[Result]) -> Cell:
-    """Test accuracy with the statistics of batch normalization estimated at the clean weights."""
-    return Cell(tuple(r.line["reestimated"]["test_accuracy"] for r in results))
-
-
 TEST_COLUMNS: dict[str, Column] = {
     "test, last epoch": last("test_accuracy"),
     "test, best epoch": best("test_accuracy"),
-    "test, batch norm at clean weights": reestimated,
+    "test, batch norm at clean weights": lambda results: Cell(
+        tuple(r.line["reestimated"]["test_accuracy"] for r in results)
+    ),
 }
 LABEL_COLUMNS = TEST_COLUMNS | {"memorized, last epoch": last("memorized")}
 

@@ -143,40 +143,32 @@ class Evaluation:
 
     def final(self, model: nn.Module) -> dict[str, Any]:
         """Metrics of the trained network: under weight noise, and with new BatchNorm statistics."""
+        run, test, train = self._run, self._batches["test"], self._batches["train"]
         metrics: dict[str, Any] = {}
-        if self._run.eval_noise:
-            metrics["under_noise"] = self._under_noise(model)
-        if self._run.reestimate:
-            reestimate_batchnorm(model, self._batches["train"])
-            test = evaluate(model, self._batches["test"], precision=self._run.precision)
-            metrics["reestimated"] = {"test_accuracy": test.accuracy}
-            self._write("test_accuracy_reestimated", test.accuracy)
-        return metrics
-
-    def _under_noise(self, model: nn.Module) -> dict[str, Any]:
-        """Test accuracy and rise of the training loss for each scale of noise."""
-        accuracy, rise = [], []
-        for scale in self._run.eval_noise:
-            test, train = (
-                neural_variability(
-                    model, cross_entropy, s, b=scale, draws=PERTURBED_DRAWS, seed=self._run.seed
-                )
-                for s in (self._batches["test"], self._batches["train"])
-            )
-            assert test.accuracy is not None
-            accuracy.append(test.accuracy.mean)
-            rise.append(train.difference if math.isfinite(train.difference) else None)
-            self._write(f"test_accuracy_at_{scale:g}", test.accuracy.mean)
-            self._write(
-                f"expected_sharpness_at_{scale:g}", math.nan if rise[-1] is None else rise[-1]
-            )
-        return {
-            "scales": list(self._run.eval_noise),
-            "test_accuracy": accuracy,
-            "expected_sharpness": rise,
-            "draws": PERTURBED_DRAWS,
-        }
-
-    def _write(self, name: str, value: float) -> None:
+        scalars: dict[str, float] = {}
+        if run.eval_noise:
+            noise = {"draws": PERTURBED_DRAWS, "seed": run.seed}
+            accuracy, rise = [], []
+            for scale in run.eval_noise:
+                tested = neural_variability(model, cross_entropy, test, b=scale, **noise)
+                trained = neural_variability(model, cross_entropy, train, b=scale, **noise)
+                assert tested.accuracy is not None
+                accuracy.append(tested.accuracy.mean)
+                rise.append(trained.difference)
+                scalars[f"test_accuracy_at_{scale:g}"] = accuracy[-1]
+                scalars[f"expected_sharpness_at_{scale:g}"] = rise[-1]
+            metrics["under_noise"] = {
+                "scales": list(run.eval_noise),
+                "test_accuracy": accuracy,
+                "expected_sharpness": [x if math.isfinite(x) else None for x in rise],
+                "draws": PERTURBED_DRAWS,
+            }
+        if run.reestimate:
+            reestimate_batchnorm(model, train)
+            accuracy_again = evaluate(model, test, precision=run.precision).accuracy
+            metrics["reestimated"] = {"test_accuracy": accuracy_again}
+            scalars["test_accuracy_reestimated"] = accuracy_again
         if self._writer is not None:
-            self._writer.add_scalar(name, value, self._run.epochs)
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, run.epochs)
+        return metrics
