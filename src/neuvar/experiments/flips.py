@@ -11,16 +11,10 @@ from typing import Any
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Panel, Result, Table, Verdict, judge
-from neuvar.experiments.images import PAPER_B, TRIALS, flipped_run, recipe
+from neuvar.experiments.images import DATA_NAMES, PAPER_B, TRIALS, flipped_run, recipe
 from neuvar.experiments.run_spec import Run
 
 RATES = {"pair": (0.4, 0.3, 0.2, 0.1), "symmetric": (0.4, 0.2, 0.6, 0.8)}
-SETS = {
-    "mnist-excerpt": "MNIST excerpt",
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-}
 MNIST_GRID = (0.03, 0.04, PAPER_B, 0.06, 0.07)
 CIFAR_GRID = (0.02, 0.03)
 """The paper's 0.05 is too large for such a narrow network, according to held-out images."""
@@ -41,8 +35,6 @@ FLIPS = {
     "pair": "the label of class i becomes class i + 1, and that of the last class the first",
     "symmetric": "the label becomes one of the other classes, each with the same probability",
 }
-
-
 SMOKE = {
     "images": 0, "held_out": 600, "test_images": 0, "model": "mlp", "width": 256,
     "epochs": 30, "drop_every": 10,
@@ -117,7 +109,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             metrics["train_accuracy"] = "training accuracy"
             metrics["memorized"] = "wrong labels memorized"
         at = [s for s in (0.0, b) if s is not None]
-        title = f"{SETS[data]}, {100 * rate:.0f} % wrong labels"
+        title = f"{DATA_NAMES[data]}, {100 * rate:.0f} % wrong labels"
         made += [
             Panel(title, "epoch", y_label, query.curves(trials, metric, "SGD", at))
             for metric, y_label in metrics.items()
@@ -132,7 +124,7 @@ def table(results: Sequence[Result]) -> Table:
         grid = query.values(trials, "b")
         for b in grid:
             mark = " (chosen)" if b and b == chosen and len(grid) > 2 else ""
-            words = (SETS[data], f"{100 * rate:.0f} %", query.label_of_b("SGD", b) + mark)
+            words = (DATA_NAMES[data], f"{100 * rate:.0f} %", query.label_of_b("SGD", b) + mark)
             rows.append((words, query.group(trials, b=b)))
     columns = {
         "test, last epoch": query.last("test_accuracy"),
@@ -148,7 +140,7 @@ def check(results: Sequence[Result]) -> Verdict:
     compared = []
     for data, rate, trials, b in cases(results):
         plain, noisy = query.matching(trials, b=0.0), query.matching(trials, b=b)
-        name = f"{SETS[data]}, {100 * rate:.0f} %"
+        name = f"{DATA_NAMES[data]}, {100 * rate:.0f} %"
         compared += [
             query.compare(f"{name}, test accuracy", noisy, plain, "test_accuracy"),
             query.compare(f"{name}, wrong labels memorized", noisy, plain, "memorized", lower=True),

@@ -10,10 +10,9 @@ from typing import Any
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, judge
-from neuvar.experiments.images import FAMILIES, SIZES, TRIALS, image_run, recipe
+from neuvar.experiments.images import DATA_NAMES, FAMILIES, SIZES, TRIALS, image_run, recipe
 from neuvar.experiments.run_spec import Run
 
-DATA = {"mnist-excerpt": "MNIST excerpt", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": dict.fromkeys(FAMILIES, (0.0, 0.01)),
     "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01)},
@@ -52,7 +51,7 @@ def networks(results: Sequence[Result]) -> list[query.Setting]:
         prefixes = (family, "mlp") if family == "vgg" else (family,)
         on_data = query.matching(results, data=data)
         if trials := [r for r in on_data if r.run.model.startswith(prefixes)]:
-            made.append(((f"{name}, {DATA[data]}",), trials))
+            made.append(((f"{name}, {DATA_NAMES[data]}",), trials))
     return made
 
 

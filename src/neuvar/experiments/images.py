@@ -43,6 +43,12 @@ NETWORKS: dict[Scale, dict[str, dict[str, Any]]] = {
     },
 }
 MOMENTUM = {"resnet": 0.9, "vgg": 0.0, "mobilenet": 0.0}
+DATA_NAMES = {
+    "mnist-excerpt": "MNIST excerpt",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
 FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "mobilenet": "MobileNetV2"}
 
 

@@ -147,7 +147,7 @@ class Evaluation:
         metrics: dict[str, Any] = {}
         scalars: dict[str, float] = {}
         if run.eval_noise:
-            noise = {"draws": PERTURBED_DRAWS, "seed": run.seed}
+            noise: dict[str, Any] = {"draws": PERTURBED_DRAWS, "seed": run.seed}
             accuracy, rise = [], []
             for scale in run.eval_noise:
                 tested = neural_variability(model, cross_entropy, test, b=scale, **noise)
