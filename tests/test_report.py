@@ -22,11 +22,12 @@ from neuvar._atomic import write_files
 from neuvar.engine import Results
 from neuvar.experiments import ExperimentFile
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
+from neuvar.pages import printable
 from neuvar.report import figures
 from neuvar.report.figures import band, caption, description, spread, y_limits
 from neuvar.report.gather import ORDER
 from neuvar.report.page import page
-from neuvar.report.text import diverged_runs, number, printable, provenance, total_time
+from neuvar.report.text import diverged_runs, number, provenance, total_time
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import shlex
 from html import escape
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from neuvar.cleaning.examples import has_channels_last
 from neuvar.cleaning.score import Array
-from neuvar.pages import head
+from neuvar.pages import head, printable
 
 if TYPE_CHECKING:
     from neuvar.cleaning.results import Cleaning
@@ -47,8 +46,6 @@ MAX_NUMBERS = 8
 """More features than this are shown as bars."""
 MAX_BARS = 64
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
     """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
@@ -71,15 +68,6 @@ def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
         command=escape(printable(cleaning.command)),
         data=embed(page_data(cleaning, top=top, folder=folder)),
     )
-
-
-def printable(text: str) -> str:
-    """Text with control characters and broken surrogates replaced.
-
-    >>> printable("cat" + chr(0))
-    'cat�'
-    """
-    return _CONTROL.sub("�", text)
 
 
 def embed(data: Any) -> str:

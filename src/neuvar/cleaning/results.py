@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from neuvar._atomic import write_files, write_folder
-from neuvar.cleaning.page import printable, render_page
+from neuvar.cleaning.page import render_page
 from neuvar.cleaning.readers import Source, with_classes
 from neuvar.cleaning.score import Array, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts
+from neuvar.pages import printable
 
 MADE_BY = "neuvar clean"
 FILES = frozenset(

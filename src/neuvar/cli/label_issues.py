@@ -14,7 +14,7 @@ from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.find import find_label_issues, network_for
 from neuvar.cleaning.image_folder import require_pillow
 from neuvar.cleaning.observer import LabelObserver
-from neuvar.cleaning.page import is_images, printable
+from neuvar.cleaning.page import is_images
 from neuvar.cleaning.readers import (
     OBSERVED,
     Source,
@@ -34,6 +34,7 @@ from neuvar.cleaning.score import LabelIssues, compare_with_chance
 from neuvar.cli.clean import TOP, TRAINING
 from neuvar.cli.columns import aligned
 from neuvar.cli.progress import training_progress
+from neuvar.pages import printable
 
 
 def clean(options: argparse.Namespace) -> int:

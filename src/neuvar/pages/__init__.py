@@ -1,12 +1,15 @@
-"""Shared parts of the HTML pages: each page is a single file without external resources."""
+"""Shared parts of the HTML pages. Each page is a single file without external resources."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from importlib import resources
 from string import Template
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
@@ -19,6 +22,15 @@ def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
+
+
+def printable(text: str) -> str:
+    """Text with control characters and broken surrogates replaced.
+
+    >>> printable("cat" + chr(0))
+    'cat�'
+    """
+    return _CONTROL.sub("�", text)
 
 
 def _part(package: str, name: str) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from neuvar._atomic import write_files
 from neuvar.experiments.findings import Line, Panel, Role
-from neuvar.report.text import printable
+from neuvar.pages import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from neuvar.experiments.findings import Table, Verdict
+from neuvar.pages import printable
 from neuvar.report.figures import caption
 from neuvar.report.gather import Claim, Finding, command
 from neuvar.report.text import (
@@ -13,7 +14,6 @@ from neuvar.report.text import (
     VERDICTS,
     diverged_runs,
     numeric_columns,
-    printable,
     provenance,
 )
 

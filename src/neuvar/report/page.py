@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuvar.pages import head
+from neuvar.pages import head, printable
 from neuvar.report.figures import caption, page_figure, styles
 from neuvar.report.gather import Claim, command
 from neuvar.report.text import (
@@ -16,7 +16,6 @@ from neuvar.report.text import (
     diverged_runs,
     number,
     numeric_columns,
-    printable,
     provenance,
     total_time,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,17 +22,6 @@ SCALE_TITLES = {
     "cpu": "CPU scale: the same claim, smaller",
     "smoke": "Smoke scale: a quick test of the code",
 }
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-def printable(text: str) -> str:
-    """Replace characters that XML forbids.
-
-    >>> printable("b = 0.05" + chr(0))
-    'b = 0.05�'
-    """
-    return _CONTROL.sub("�", text)
 
 
 def number(cell: str | Cell) -> float | None:
