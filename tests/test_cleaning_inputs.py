@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from neuvar.cleaning import find_label_issues, image_folder
 from neuvar.cleaning.examples import (
     Examples,
+    inputs_of,
     read_examples,
     read_inputs,
     read_labels,
@@ -404,6 +405,7 @@ class TestExamples:
     def test_they_are_returned_as_they_are(self):
         found = read_examples((FEATURES, LABELS))
         assert read_examples(found) is found
+        assert inputs_of(split_data(found)) is found.inputs
         assert len(found) == 6
         for change in ({"size": 8}, {"names": ("a", "b")}):
             with pytest.raises(ValueError, match="size and names must be left out for Examples"):
