@@ -118,10 +118,10 @@ def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
                 bad.append((file, error))
     if bad:
-        file, error = bad[0]
+        file, cause = bad[0]
         reason = "not an image of a supported format"
-        if not isinstance(error, UnidentifiedImageError):
-            text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if not isinstance(cause, UnidentifiedImageError):
+            text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
             reason = " ".join(text.split())
         raise ValueError(
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
