@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import inspect
 import random
 
 import numpy as np
@@ -11,8 +12,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from neuvar import NVRMSGD, neural_variability
-from neuvar.measures import curvature_check, hessian_trace, keskar_sharpness
+from neuvar import NVRMSGD, bounds, neural_variability
+from neuvar.measures import (
+    curvature_check,
+    expected_sharpness,
+    hessian_trace,
+    keskar_sharpness,
+    largest_b,
+    variability_curve,
+)
 from neuvar.measures.landscape import Landscape
 from neuvar.measures.loss_and_accuracy import batch_accuracy
 from tests.landscapes import classes, classifier
@@ -581,3 +589,26 @@ def test_options_are_what_they_say():
     )
     once = neural_variability(model, cross_entropy, classes(), b=0.1, parameters=["weight"])
     assert twice == once
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (neural_variability, {"noise": "gaussian", "parameters": None, "vectorize": None}),
+        (variability_curve, {"sampler": "fresh", "seed": 0}),
+        (largest_b, {"batchnorm": "keep", "relative_to": None}),
+        (expected_sharpness, {"batch_size": 1024, "feed": None}),
+        (curvature_check, {"noise": "gaussian"}),
+        (hessian_trace, {"batch_size": 1024, "relative_to": None}),
+        (bounds.pac_bayes, {"draws": 200, "loss": bounds.zero_one, "clamp": None}),
+        (bounds.information, {"weight_decay": None, "paper_prior": False}),
+        (bounds.forgetting, {"centre": None, "batch_size": 1024}),
+    ],
+)
+def test_help_lists_every_option_with_its_default(function, options):
+    parameters = inspect.signature(function).parameters
+    assert options.items() <= {name: p.default for name, p in parameters.items()}.items()
+    assert "options" not in parameters
+    assert ("vectorize" in parameters) == (
+        function not in (hessian_trace, bounds.pac_bayes, bounds.information, bounds.forgetting)
+    )

@@ -275,13 +275,13 @@ def pac_bayes(
     scales, half = _positive("b", b), _validate.probability("failure", failure) / 2
     problem = _Problem(model, data, sigma, **options)
     with problem.landscape(model) as landscape:
+        sigmas = problem.sigmas(landscape.examples)
         risks = [problem.risk(landscape, value, half / len(scales)) for value in scales]
-    examples, certificates = landscape.examples, []
-    sigmas = problem.sigmas(examples)
+    certificates = []
     for (value, risk), prior in itertools.product(zip(scales, risks, strict=True), sigmas):
         numbers: dict[str, Any] = {
             "kl": problem.kl(value, prior),
-            "examples": examples,
+            "examples": landscape.examples,
             "failure": half,
             "choices": len(sigmas),
             "ceiling": problem.ceiling,

@@ -350,14 +350,13 @@ def _check_used_once(scores: Tensor, live: Weights, seen: dict[str, tuple[Tensor
 def _users(scores: Tensor) -> dict[Any, list[Any]]:
     """For each node of the autograd graph, the nodes that use its result."""
     users: dict[Any, list[Any]] = {}
-    waiting = [scores.grad_fn]
+    waiting = [scores.grad_fn] if scores.grad_fn else []
     while waiting:
         user = waiting.pop()
-        for used, _ in user.next_functions if user is not None else ():
-            if used is not None and used not in users:
+        for used in [node for node, _ in user.next_functions if node is not None]:
+            if used not in users:
                 waiting.append(used)
             users.setdefault(used, []).append(user)
-    users.pop(None, None)
     return users
 
 

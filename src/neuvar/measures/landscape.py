@@ -225,9 +225,17 @@ class Landscape:
         """Loss and accuracy at noise of scale b for each draw, averaged over the signs."""
         if b == 0 or not numbers:
             return [self.clean] * len(numbers)
-        results = [self._one_draw(b, numbers[0], signs)]
+        first = self._one_draw(b, numbers[0], signs)
+        results: list[list[LossAndAccuracy]] = []
         if len(numbers) > 1 and self._should_vectorize():
-            results = self._vectorized(b, numbers, signs, results[0]) or results
+            step = max(1, DRAWS_AT_ONCE // len(signs))
+            for low in range(0, len(numbers), step):
+                part = self._at_once(b, numbers[low : low + step], signs)
+                if not part or not (results or self._agree(part[0], first)):
+                    self.vectorize = False
+                    break
+                results += part
+        results = results or [first]
         results += [self._one_draw(b, number, signs) for number in numbers[len(results) :]]
         return [LossAndAccuracy(*mean) for mean in np.mean(results, axis=1).tolist()]
 
@@ -245,20 +253,6 @@ class Landscape:
             return bool(self.vectorize) and self.batchnorm != "reestimate"
         weights = sum(p.numel() for p in self.slots)
         return self.largest_batch * weights <= SMALL_WORK * len(self.slots)
-
-    def _vectorized(
-        self, b: float, numbers: Sequence[int], signs: Sequence[int], first: list[LossAndAccuracy]
-    ) -> list[list[LossAndAccuracy]]:
-        """Vectorized results of all draws, up to a failure or a mismatch with the first draw."""
-        results: list[list[LossAndAccuracy]] = []
-        step = max(1, DRAWS_AT_ONCE // len(signs))
-        for low in range(0, len(numbers), step):
-            part = self._at_once(b, numbers[low : low + step], signs)
-            if not part or not (results or self._agree(part[0], first)):
-                self.vectorize = False
-                break
-            results += part
-        return results
 
     def _agree(self, vectorized: list[LossAndAccuracy], single: list[LossAndAccuracy]) -> bool:
         """Whether both show the same effect of the noise, larger than rounding."""

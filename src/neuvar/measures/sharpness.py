@@ -343,10 +343,6 @@ class _Subspace(_WholeSpace):
         for p in landscape.slots:
             for _, _, z in self._columns(p):
                 gram += (z @ z.T).double().cpu()
-        if torch.linalg.matrix_rank(gram) < dimension:
-            raise ValueError(
-                f"subspace must be smaller than the number of weights, got {dimension}"
-            )
         self.coordinates = torch.linalg.solve(gram, self.coordinates)
 
     def _columns(self, p: Tensor) -> Iterable[tuple[int, int, Tensor]]:
