@@ -264,12 +264,11 @@ def pac_bayes(
             - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
             - ``batch_size=1024``: of a pair of tensors.
 
-    Examples:
-        >>> model = nn.Linear(2, 2)
-        >>> data = torch.randn(400, 2), torch.arange(400) % 2
-        >>> result = pac_bayes(model, data, b=0.1, sigma=[0.1, 1.0], draws=20, centre=model)
-        >>> result.sigma, result.bound.kl, result.bound.value <= 1
-        (0.1, 0.0, True)
+    >>> model = nn.Linear(2, 2)
+    >>> data = torch.randn(400, 2), torch.arange(400) % 2
+    >>> result = pac_bayes(model, data, b=0.1, sigma=[0.1, 1.0], draws=20, centre=model)
+    >>> result.sigma, result.bound.kl, result.bound.value <= 1
+    (0.1, 0.0, True)
     """
     _validate.one_of("form", form, ("seeger", "mcallester", "variability"))
     scales, half = _positive("b", b), _validate.probability("failure", failure) / 2
@@ -314,11 +313,10 @@ def information(
     The bound is for the mean over training sets, so it certifies no single model. δ is an upper
     bound with probability ``confidence``. See :func:`pac_bayes` for the arguments.
 
-    Examples:
-        >>> model = nn.Linear(2, 2)
-        >>> data = torch.randn(400, 2), torch.arange(400) % 2
-        >>> information(model, data, b=0.1, sigma=0.1, centre=model).bound.kl
-        0.0
+    >>> model = nn.Linear(2, 2)
+    >>> data = torch.randn(400, 2), torch.arange(400) % 2
+    >>> information(model, data, b=0.1, sigma=0.1, centre=model).bound.kl
+    0.0
     """
     failure = 1 - _validate.probability("confidence", confidence)
     problem = _Problem(model, data, _one_sigma(sigma), **options)
@@ -374,12 +372,11 @@ def forgetting(
     ``model`` is the model after task B, ``before`` the model or its state after task A, ``data``
     the training data of task A. See :func:`pac_bayes` for the other arguments.
 
-    Examples:
-        >>> model, after_a = nn.Linear(2, 2), nn.Linear(2, 2)
-        >>> data = torch.randn(400, 2), torch.arange(400) % 2
-        >>> result = forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
-        >>> result.bound.risk >= result.after.mean
-        True
+    >>> model, after_a = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> data = torch.randn(400, 2), torch.arange(400) % 2
+    >>> result = forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
+    >>> result.bound.risk >= result.after.mean
+    True
     """
     half, b = _validate.probability("failure", failure) / 2, _validate.number("b", b, above=0)
     problem = _Problem(model, data, _one_sigma(sigma), **options)

@@ -288,13 +288,12 @@ def generalization_gap(
     ``train`` are the training data without augmentation, ``test`` data that the model has not
     seen. The other arguments are as for :func:`neural_variability`.
 
-    Examples:
-        >>> model = nn.Linear(3, 2)
-        >>> train = torch.randn(50, 3), torch.arange(50) % 2
-        >>> test = torch.randn(50, 3), torch.arange(50) % 2
-        >>> gap = generalization_gap(model, nn.functional.cross_entropy, train, test)
-        >>> gap.loss_gap.samples
-        50
+    >>> model = nn.Linear(3, 2)
+    >>> train = torch.randn(50, 3), torch.arange(50) % 2
+    >>> test = torch.randn(50, 3), torch.arange(50) % 2
+    >>> gap = generalization_gap(model, nn.functional.cross_entropy, train, test)
+    >>> gap.loss_gap.samples
+    50
     """
     probability("confidence", confidence)
     with Landscape(model, loss, train, feed=feed, batch_size=batch_size) as landscape:

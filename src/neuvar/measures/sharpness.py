@@ -43,12 +43,11 @@ def expected_sharpness(
     References:
         Neyshabur et al. 2017, Exploring generalization in deep learning, section 2.4.
 
-    Examples:
-        >>> model = nn.Linear(3, 1, bias=False)
-        >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
-        >>> result = expected_sharpness(model, nn.functional.mse_loss, (x, y), sigma=0.1)
-        >>> result.interval[0] < 0.1**2 < result.interval[1]
-        True
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
+    >>> result = expected_sharpness(model, nn.functional.mse_loss, (x, y), sigma=0.1)
+    >>> result.interval[0] < 0.1**2 < result.interval[1]
+    True
     """
     if options.get("noise", "gaussian") != "gaussian":
         raise ValueError(f"expected sharpness has Gaussian noise, got noise={options['noise']!r}")
@@ -79,11 +78,10 @@ def hessian_trace(
     References:
         Hutchinson 1989, A stochastic estimator of the trace of the influence matrix.
 
-    Examples:
-        >>> model = nn.Linear(3, 1, bias=False)
-        >>> x, y = torch.eye(3), torch.zeros(3, 1)
-        >>> round(hessian_trace(model, nn.functional.mse_loss, (x, y)).mean, 5)  # H = 2/3 · 1
-        2.0
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> x, y = torch.eye(3), torch.zeros(3, 1)
+    >>> round(hessian_trace(model, nn.functional.mse_loss, (x, y)).mean, 5)  # H = 2/3 · 1
+    2.0
     """
     if unknown := options.keys() - DataOptions.__annotations__.keys():
         raise TypeError(f"hessian_trace() has no argument {min(unknown)!r}")
@@ -129,12 +127,11 @@ def curvature_check(
     ReLU, which second derivatives do not see. The arguments are as for :func:`neural_variability`,
     except for ``batchnorm``; the loss must be twice differentiable.
 
-    Examples:
-        >>> model = nn.Linear(3, 1, bias=False)
-        >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
-        >>> check = curvature_check(model, nn.functional.mse_loss, (x, y), b=0.1)
-        >>> abs(check.ratio - 1) < 1e-4
-        True
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
+    >>> check = curvature_check(model, nn.functional.mse_loss, (x, y), b=0.1)
+    >>> abs(check.ratio - 1) < 1e-4
+    True
     """
     if options.get("batchnorm", "keep") != "keep":
         raise ValueError(f"batchnorm must be 'keep' here, got {options['batchnorm']!r}")
@@ -264,13 +261,12 @@ def keskar_sharpness(
     References:
         Keskar et al. 2017, On large-batch training for deep learning, metric 2.1.
 
-    Examples:
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> x = torch.ones(1, 1)
-        >>> data = x, model(x).detach()
-        >>> result = keskar_sharpness(model, nn.functional.mse_loss, data, epsilon=0.1)
-        >>> abs(result.value - (0.1 * (abs(model.weight.item()) + 1))**2 * 100) < 1e-3
-        True
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> x = torch.ones(1, 1)
+    >>> data = x, model(x).detach()
+    >>> result = keskar_sharpness(model, nn.functional.mse_loss, data, epsilon=0.1)
+    >>> abs(result.value - (0.1 * (abs(model.weight.item()) + 1))**2 * 100) < 1e-3
+    True
     """
     epsilon = scale("epsilon", epsilon)
     steps = _validate.integer("steps", steps, low=1)

@@ -135,13 +135,12 @@ def neural_variability(
             - ``batch_size=1024``: of a pair of tensors.
             - ``vectorize=None``: evaluate several perturbed models at once; if faster by default.
 
-    Examples:
-        >>> import torch
-        >>> model = nn.Linear(3, 1, bias=False)
-        >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
-        >>> result = neural_variability(model, nn.functional.mse_loss, (x, y), b=0.1)
-        >>> result.interval[0] < 0.1**2 < result.interval[1]  # the true value is b²
-        True
+    >>> import torch
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
+    >>> result = neural_variability(model, nn.functional.mse_loss, (x, y), b=0.1)
+    >>> result.interval[0] < 0.1**2 < result.interval[1]  # the true value is b²
+    True
     """
     b, plan = scale("b", b), Plan(draws, tolerance, confidence, antithetic)
     with Landscape(model, loss, data, **options) as landscape:
@@ -249,13 +248,12 @@ def variability_curve(
     All scales use the same draws, so the curve is smooth. Each interval is for its own b. ``draws``
     is per b; the other arguments are as for :func:`neural_variability`.
 
-    Examples:
-        >>> import torch
-        >>> model = nn.Linear(3, 2)
-        >>> data = torch.randn(20, 3), torch.arange(20) % 2
-        >>> curve = variability_curve(model, nn.functional.cross_entropy, data, b=[0, 0.1, 0.2])
-        >>> curve.b, curve.points[0].difference
-        ((0.0, 0.1, 0.2), 0.0)
+    >>> import torch
+    >>> model = nn.Linear(3, 2)
+    >>> data = torch.randn(20, 3), torch.arange(20) % 2
+    >>> curve = variability_curve(model, nn.functional.cross_entropy, data, b=[0, 0.1, 0.2])
+    >>> curve.b, curve.points[0].difference
+    ((0.0, 0.1, 0.2), 0.0)
     """
     scales = sorted(scale("b", value) for value in b)
     if not scales:
@@ -311,13 +309,12 @@ def largest_b(
     ``draws`` is per b; ``resolution`` is the relative precision of b, which is searched from
     ``minimum`` to ``maximum``. The other arguments are as for :func:`neural_variability`.
 
-    Examples:
-        >>> import torch
-        >>> model = nn.Linear(3, 1, bias=False)
-        >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
-        >>> result = largest_b(model, nn.functional.mse_loss, (x, y), delta=0.04)
-        >>> result.interval[0] < 0.2 < result.interval[1]  # the difference is b²
-        True
+    >>> import torch
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
+    >>> result = largest_b(model, nn.functional.mse_loss, (x, y), delta=0.04)
+    >>> result.interval[0] < 0.2 < result.interval[1]  # the difference is b²
+    True
     """
     delta = _validate.number("delta", delta, above=0)
     _validate.number("resolution", resolution, low=1e-6, high=1)
