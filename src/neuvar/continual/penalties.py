@@ -158,13 +158,15 @@ class Penalty(ABC):
         for key in self._tensors:
             weights = getattr(self, f"_{key}")
             for name, known in weights.items():
-                shape = tuple(params[name].shape) if name in params else None
-                if shape != tuple(known.shape):
+                p = params.get(name)
+                if p is None or p.shape != known.shape:
+                    has = "none" if p is None else tuple(p.shape)
                     raise ValueError(
                         f"the penalty belongs to another model: it has parameter {name!r} of shape "
-                        f"{tuple(known.shape)}, this model has {'none' if shape is None else shape}"
+                        f"{tuple(known.shape)}, this model has {has}"
                     )
-                weights[name] = known.to(params[name].device)
+                if p.device != known.device:
+                    weights[name] = known.to(p.device)
         if not params:
             raise ValueError("model has no parameters")
         return params
