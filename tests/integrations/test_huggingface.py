@@ -4,8 +4,10 @@ The reference is a loop written by hand, with an optimizer made from parameters 
 """
 
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -238,6 +240,57 @@ def test_without_b_the_trainer_is_that_of_transformers(tmp_path):
     theirs.train()
     assert_same(ours.model.state_dict(), theirs.model.state_dict())
     assert not any("b" in entry for entry in ours.state.log_history)
+
+
+WRONG = [{**row, "labels": (row["labels"] + (n % 8 == 0)) % CLASSES} for n, row in enumerate(DATA)]
+"""The data with every eighth label wrong."""
+
+
+def observe(folder, *, steps=48, smoothing=0.0, **options):
+    """Train with an observer; returns it and the probabilities seen by a hook, in order."""
+    model, observer = make_model(), neuvar.LabelObserver(len(WRONG), CLASSES)
+    arguments = make_arguments(
+        folder, max_steps=steps, label_smoothing_factor=smoothing, save_steps=4
+    )
+    trainer = NVRMTrainer(
+        model,
+        arguments,
+        train_dataset=WRONG,
+        eval_dataset=WRONG,
+        observer=observer,
+        optimizers=(neuvar.NVRMAdamW(model, lr=1e-2, b=0.05), None),
+    )
+    seen = []
+
+    def look(module, args, output):
+        if module.training:
+            seen.append(output.detach())
+
+    model.classifier.register_forward_hook(look)
+    trainer.train(**options)
+    trainer.evaluate()  # is not observed
+    return observer, torch.softmax(torch.cat(seen), -1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_observer_finds_the_same_issues_as_find_label_issues(tmp_path, smoothing):
+    observer, seen = observe(tmp_path, smoothing=smoothing)
+    probabilities = seen.view(-1, len(WRONG), CLASSES).mean(0)
+    labels = torch.stack([row["labels"] for row in WRONG])
+    expected = neuvar.find_label_issues(probabilities.numpy(), labels)
+    issues = observer.label_issues()
+    assert np.allclose(issues.probabilities, expected.probabilities)
+    assert np.array_equal(issues.flagged, expected.flagged)
+    assert np.array_equal(issues.ranked, expected.ranked)
+    assert issues.flagged.any()
+
+
+def test_observer_is_resumed_with_the_trainer(tmp_path):
+    whole, _ = observe(tmp_path / "whole", steps=12)
+    observe(tmp_path / "begun", steps=6)  # saved after step 4
+    shutil.rmtree(tmp_path / "begun" / "checkpoint-6")
+    resumed, _ = observe(tmp_path / "begun", steps=12, resume_from_checkpoint=True)
+    assert torch.equal(resumed.state_dict()["sums"], whole.state_dict()["sums"])
 
 
 def read_tensorboard(folder):

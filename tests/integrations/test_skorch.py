@@ -4,6 +4,7 @@ The reference is a loop written by hand, with an optimizer made from parameters 
 """
 
 import pickle
+from functools import partial
 
 import accelerate
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from sklearn.model_selection import GridSearchCV, KFold
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, Checkpoint, GradientNormClipping, LoadInitState
-from skorch.dataset import Dataset
+from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from skorch.hf import AccelerateMixin
 from torch import nn
@@ -28,10 +29,10 @@ EPOCHS, BATCH = 6, 8
 
 
 class Module(nn.Module):
-    def __init__(self, width=12):
+    def __init__(self, last=nn.Identity):
         super().__init__()
         torch.manual_seed(1)
-        self.layers = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+        self.layers = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3), last())
 
     def forward(self, x):
         return self.layers(x)
@@ -228,3 +229,36 @@ def test_other_optimizers_work_as_usual():
     ]
     ours, theirs = [net.fit(X, Y).predict_proba(X) for net in nets]
     assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_observer_finds_the_same_issues_as_find_label_issues(criterion):
+    labels = np.where(np.arange(len(Y)) % 8 == 0, (Y + 1) % 3, Y)
+    observer, seen = neuvar.LabelObserver(len(X), 3), np.zeros((len(X), 3), dtype=np.float32)
+
+    class Watch(Callback):
+        def on_batch_end(self, net, batch, training, y_pred=None, **kwargs):
+            if training:
+                p = y_pred if criterion is nn.NLLLoss else softmax(y_pred, -1)
+                rows = [np.flatnonzero((row == X).all(1))[0] for row in batch[0][0].numpy()]
+                seen[rows] += p.detach().numpy()
+
+    net = make_net(
+        criterion=criterion,
+        observer=observer,
+        train_split=ValidSplit(3, stratified=True),
+        iterator_train__shuffle=True,
+        callbacks=[Watch()],
+        max_epochs=10,
+        module__last=nn.Identity if criterion is nn.CrossEntropyLoss else partial(nn.Softmax, -1),
+    )
+    net.fit(X, labels)
+    trained = np.flatnonzero(seen.sum(1) > 0)
+    assert len(trained) == 40
+    p = seen[trained] / seen[trained].sum(1, keepdims=True)
+    expected = neuvar.find_label_issues(p, labels[trained])
+    issues = observer.label_issues()
+    assert np.array_equal(np.setdiff1d(np.arange(len(X)), issues.unseen), trained)
+    assert np.allclose(issues.probabilities[trained], expected.probabilities)
+    assert np.array_equal(issues.flagged[trained], expected.flagged)
+    assert expected.flagged.any()

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from neuvar.cleaning import LabelObserver
 from neuvar.optim import NVRM
 
 INDEX = "index"
@@ -46,7 +47,7 @@ class NVRMTrainer(Trainer):
         self,
         *args: Any,
         b: float | str | None = None,
-        observer: Any = None,
+        observer: LabelObserver | None = None,
         **kwargs: Any,
     ) -> None:
         self.b, self.observer = b, observer
@@ -123,13 +124,12 @@ class _Numbered(Dataset[Any]):
 class _SaveObserver(TrainerCallback):
     """Saves the observer in each checkpoint of the Trainer."""
 
-    def __init__(self, observer: Any) -> None:
+    def __init__(self, observer: LabelObserver) -> None:
         self.observer = observer
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            torch.save(self.observer.state_dict(), folder / OBSERVER_FILE)
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        self.observer.save(folder / OBSERVER_FILE)
 
 
 def _logits(outputs: Any) -> Tensor:

@@ -9,6 +9,7 @@ from skorch import NeuralNet
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from neuvar.cleaning import LabelObserver
 from neuvar.optim import NVRM
 
 
@@ -26,7 +27,7 @@ class NVRMNet(NeuralNet):
         **kwargs: keyword arguments of the net.
     """
 
-    def __init__(self, *args: Any, observer: Any = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, observer: LabelObserver | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.observer = observer
 

@@ -1,0 +1,22 @@
+"""``b="auto"`` in fastai, which needs nothing else from here.
+
+Give the model to the optimizer:
+``opt_func=partial(OptimWrapper, opt=partial(neuvar.NVRMAdam, model=model, b=0.05))``.
+"""
+
+from __future__ import annotations
+
+from fastai.callback.core import Callback
+from fastai.callback.fp16 import MixedPrecision
+
+from neuvar.optim import optimizer_of
+
+
+class ReportLoss(Callback):
+    """Reports each loss to ``b="auto"``."""
+
+    order = MixedPrecision.order - 1  # a loss is reported before it is scaled
+    run_valid = False
+
+    def before_backward(self) -> None:
+        optimizer_of(self.model).report_loss(self.learn.loss_grad)
