@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if framework := framework_of(item.path):
             item.add_marker(pytest.mark.integrations)
+            if framework == "ray":  # Ray Data, which Ray Train imports, warns of its own options
+                item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
             if is_missing(framework):
                 item.add_marker(pytest.mark.skip(reason=f"{framework} is not installed"))
     if hasattr(config, "workerinput"):

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import neuvar
 
-# Ray Data, which Ray Train imports, warns of its own options.
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
@@ -98,6 +97,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.shutdown()  # that of another test
     ray.init(
         address="local",
         num_cpus=3,
