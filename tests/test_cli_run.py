@@ -66,7 +66,8 @@ class Engine:
         self.stop_after = None
 
     def __call__(self, runs, results, spec, *, watch):
-        self.runs, self.options = list(runs), vars(spec)
+        self.runs, self.options, self.watch = list(runs), vars(spec), watch
+        watch = watch or (lambda event: None)
         found = {"finished": {}, "diverged": {}, "failed": {}}
         before = results.lines()
         for number, run in enumerate(run for run in runs if run.key not in before):
@@ -115,7 +116,8 @@ def test_finished_runs_are_not_done_again(capsys, engine):
     neuvar(capsys, "run", "labels", "--trials", "1")
     code, out, _ = neuvar(capsys, "run", "labels", "--trials", "2", "--quiet", "--resume")
     assert code == 0
-    assert out.startswith("2 finished, 2 finished before, in ")
+    assert re.fullmatch("2 finished, 2 finished before, in .*\nsee them with: .*\n", out)
+    assert engine.watch is None
     engine.runs = []
     code, out, _ = neuvar(capsys, "run", "labels", "--trials", "2")
     assert (code, engine.runs) == (0, [])

@@ -280,26 +280,20 @@ def test_ratios_are_taken_round_by_round():
     assert step_costs._cost([3.0], [2.0]).ratio == 1.5
 
 
-def places(name, monkeypatch, *, steps=2, moves=True):
+def places(name, *, steps=2, moves=True):
     """The weights at which the gradients of a few steps of a method are taken."""
-    seen, prepared = [], step_costs._prepared
+    seen = []
+    model, inner, gradient = step_costs.prepare("mlp", 2, "cpu")
+    if not moves:
+        inner.param_groups[0]["lr"] = 1e-12  # with 0, NVRM draws no noise
 
-    def prepare(*arguments):
-        model, inner, gradient = prepared(*arguments)
-        if not moves:
-            inner.param_groups[0]["lr"] = 1e-12  # with 0, NVRM draws no noise
+    def look(*_):
+        seen.append([p.detach().clone() for p in model.parameters()])
 
-        def look(*_):
-            seen.append([p.detach().clone() for p in model.parameters()])
-
-        # Within a forward pass: before and after it, NVRM leaves clean weights in the model.
-        first = next(m for m in model.modules() if m is not model and [*m.parameters()])
-        first.register_forward_pre_hook(look)
-        return model, inner, gradient
-
-    with monkeypatch.context() as patch:
-        patch.setattr(step_costs, "_prepared", prepare)
-        step = step_costs.METHODS[name]("mlp", 2, "cpu")
+    # Within a forward pass: before and after it, NVRM leaves clean weights in the model.
+    first = next(m for m in model.modules() if m is not model and [*m.parameters()])
+    first.register_forward_pre_hook(look)
+    step = step_costs.METHODS[name](model, inner, gradient)
     for _ in range(steps):
         step()
     return seen
@@ -309,9 +303,9 @@ def distances(first, second):
     return [a - b for a, b in zip(first, second, strict=True)]
 
 
-def test_methods_do_what_they_are_called(monkeypatch):
+def test_methods_do_what_they_are_called():
     """All take their first gradient at the same weights, and what follows is their own."""
-    seen = {name: places(name, monkeypatch) for name in step_costs.METHODS}
+    seen = {name: places(name) for name in step_costs.METHODS}
     plain = seen["plain"]
     for found in seen.values():
         assert not any(gap.any() for gap in distances(found[0], plain[0]))
@@ -326,7 +320,7 @@ def test_methods_do_what_they_are_called(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["NVRM", "NVRM, naive"])
-def test_noise_is_taken_away_before_the_next_comes(monkeypatch, name):
+def test_noise_is_taken_away_before_the_next_comes(name):
     """Where the optimizer goes nowhere, the fourth noise is all that is left."""
-    first, *_, last = places(name, monkeypatch, steps=5, moves=False)
+    first, *_, last = places(name, steps=5, moves=False)
     assert float(distances(last, first)[0].std()) == pytest.approx(step_costs.B, rel=0.01)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuvar.cli.progress import SweepProgress
-from neuvar.cli.run_times import Forecast, RunTimes, duration
+from neuvar.cli.progress import Forecast, RunTimes, SweepProgress, duration
 from neuvar.engine import Event
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import TINY
@@ -155,10 +154,10 @@ class Clock:
         return self.now
 
 
-def follow(**options):
+def follow():
     clock = Clock()
     names = {run.key: f"run {run.seed}" for run in RUNS}
-    following = SweepProgress(forecast(), names, total=6, clock=clock, **options)
+    following = SweepProgress(forecast(), names, total=6, clock=clock)
 
     def tell(now, what, number, fraction=0.0, message=""):
         clock.now = now
@@ -232,15 +231,6 @@ def test_word_that_comes_late_changes_nothing(capsys, terminal, bars):
     assert "started" not in (screen.getvalue() if bars else capsys.readouterr().out)
 
 
-def test_a_quiet_watch_counts_and_says_nothing(capsys):
-    following, tell = follow(quiet=True)
-    with following:
-        tell(0, "started", 0)
-        tell(43, "finished", 0, 1.0)
-    assert following.done == 3
-    assert capsys.readouterr().out == ""
-
-
 def test_bars_show_the_sweep_and_each_run(terminal):
     screen = terminal()
     following, tell = follow()
@@ -269,12 +259,11 @@ def test_bars_show_the_sweep_and_each_run(terminal):
 
 
 def test_who_watches(terminal, monkeypatch):
-    def has_bars(**options):
-        return SweepProgress(forecast(), {}, total=4, **options).bars is not None
+    def has_bars():
+        return SweepProgress(forecast(), {}, total=4).bars is not None
 
     terminal()
     assert has_bars()
-    assert not has_bars(quiet=True)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
     assert not has_bars()
     monkeypatch.delitem(sys.modules, "rich.progress")

@@ -8,7 +8,7 @@ import pytest
 
 from neuvar.cli import COMMANDS
 
-HELP = [f"{add.__name__.removeprefix('add_')} --help" for add in COMMANDS]
+HELP = [f"{name} --help" for name in COMMANDS]
 CODE = """
 import json, sys
 before = set(sys.modules)

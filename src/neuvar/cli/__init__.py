@@ -1,4 +1,4 @@
-"""The command ``neuvar``: each subcommand is a function in COMMANDS that adds its parser."""
+"""The command ``neuvar``: each of its commands has a module with a function ``add_options``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
-from neuvar.cli.bench import add_bench
-from neuvar.cli.clean import add_clean
-from neuvar.cli.data import add_data
-from neuvar.cli.demo import add_demo
-from neuvar.cli.list_experiments import add_list
-from neuvar.cli.parsing import Parser
-from neuvar.cli.report import add_report
-from neuvar.cli.run import add_run
+from neuvar.cli.command_line import FORMAT, Parser, add_command
 
-COMMANDS = (add_demo, add_list, add_run, add_report, add_data, add_clean, add_bench)
+COMMANDS = {
+    "demo": ("demo", "see forgetting and wrong labels, plain against NVRM, in a minute or two"),
+    "list": (
+        "list_experiments",
+        "show the experiments, their runs and how many of these are finished",
+    ),
+    "run": ("run", "run experiments, resuming where an earlier call stopped"),
+    "report": ("report", "turn results into verdicts, figures and an HTML page"),
+    "data": ("data", "get, list and verify data sets"),
+    "clean": ("clean", "find wrong labels in a dataset, show the worst, write corrected ones"),
+    "bench": ("bench", "measure what a training step with NVRM costs on this machine"),
+}
+"""The module of each command, and what the command does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
             try:
-                options = _parse(arguments)
+                options = _parse(sys.argv[1:] if arguments is None else [*arguments])
                 code: int = options.run(options)
                 return code
             finally:
@@ -53,11 +58,11 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"neuvar: {message}", file=sys.stderr)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(words: list[str]) -> argparse.Namespace:
+    """The options of a command line; of all commands, only its own is imported."""
     parser = Parser(
         prog="neuvar",
         description="Train networks that keep working when their weights move.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="""\
 examples:
   neuvar demo                       what it is about, in a minute or two
@@ -69,17 +74,16 @@ examples:
   neuvar clean photos               find wrong labels in a folder of images
   neuvar run --help                 more about a command
 """,
+        **FORMAT,
     )
-    parser.add_argument("--version", action="version", version=f"neuvar {_version()}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    for add in COMMANDS:
-        add(commands)
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    return parser.parse_args(words, argparse.Namespace(words=words))
-
-
-def _version() -> str:
     try:
-        return metadata.version("neuvar")
+        version = metadata.version("neuvar")
     except metadata.PackageNotFoundError:
-        return "from a folder of sources, not installed"
+        version = "from a folder of sources, not installed"
+    parser.add_argument("--version", action="version", version=f"neuvar {version}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = add_command(commands, name, summary)
+        if name in words:
+            import_module(f"neuvar.cli.{module}").add_options(command)
+    return parser.parse_args(words, argparse.Namespace(words=words))

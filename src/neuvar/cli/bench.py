@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuvar.cli.columns import aligned
-from neuvar.cli.parsing import Commands, add_command, positive
+from neuvar.cli.command_line import aligned, positive
 from neuvar.engine import check_device
 from neuvar.models import NETWORKS
 
@@ -19,13 +18,9 @@ if TYPE_CHECKING:
     from neuvar.cli.step_costs import Cost
 
 
-def add_bench(commands: Commands) -> None:
-    """Add ``neuvar bench``."""
-    parser = add_command(
-        commands,
-        "bench",
-        "measure what a training step with NVRM costs on this machine",
-        f"""\
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``neuvar bench``."""
+    parser.epilog = f"""\
 Each round times a few steps of every method, in random order, and divides by the time of the plain
 optimizer in the same round. The table has the median and the quartiles over all rounds. The
 networks train on random inputs, mlp with Adam and the others with SGD and momentum.
@@ -36,8 +31,7 @@ examples:
   neuvar bench                                   the paper's perceptron
   neuvar bench --network mlp resnet-10 --rounds 50
   neuvar bench --network resnet-34 --batch 128 --device cuda --json cost.json
-""",
-    )
+"""
     add = parser.add_argument
     add("--network", nargs="+", choices=NETWORKS, default=["mlp"], metavar="NAME",
         help="networks to train (default: mlp)")  # fmt: skip

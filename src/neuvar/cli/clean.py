@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neuvar._validate import number
-from neuvar.cli.parsing import Commands, add_command, non_negative, positive
+from neuvar.cli.command_line import non_negative, positive
 from neuvar.cli.run import PRECISIONS
 from neuvar.engine import check_device
 
@@ -25,13 +25,9 @@ TRAINING: dict[str, Any] = {
 TOP = 500
 
 
-def add_clean(commands: Commands) -> None:
-    """Add ``neuvar clean``."""
-    parser = add_command(
-        commands,
-        "clean",
-        "find wrong labels in a dataset, show the worst, write corrected ones",
-        """\
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``neuvar clean``."""
+    parser.epilog = """\
 DATA is one of
   a folder      with one subfolder of images for each class
   FILE.npz      with an array called images, inputs, x, X or data, and one called labels, y or
@@ -60,8 +56,7 @@ examples:
   neuvar clean digits.npz --decisions decisions.csv
                                                    apply the decisions made on the page of
                                                    out/clean to its labels, do not train
-""",
-    )
+"""
     add = parser.add_argument_group("data and results").add_argument
     add("data", type=Path, nargs="?", metavar="DATA",
         help="see below; may be left out with --observed")  # fmt: skip

@@ -9,20 +9,16 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from neuvar.cli.columns import aligned
-from neuvar.cli.parsing import Commands, add_command
+from neuvar._validate import one_of
+from neuvar.cli.command_line import add_command, aligned
 from neuvar.data.catalogue import ENTRIES, Entry
 from neuvar.data.classes import COARSE_NAMES
 from neuvar.data.errors import DataError
 
 
-def add_data(commands: Commands) -> None:
-    """Add ``neuvar data get|list|verify``."""
-    parser = add_command(
-        commands,
-        "data",
-        "get, list and verify data sets",
-        f"""\
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``neuvar data get|list|verify``."""
+    parser.epilog = f"""\
 A data set is searched in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or a folder of
 the user), then on the network. Every byte is checked by SHA-256.
 
@@ -33,8 +29,7 @@ examples:
   neuvar data get cifar100 --data ~/sets copy from official files into the cache
   neuvar data list                       which data sets are on this machine, and where
   neuvar data verify                     read all files and compare their checksums
-""",
-    )
+"""
     actions = parser.add_subparsers(metavar="get|list|verify", required=True)
     for name, run, least, words in (
         ("get", _get, "+", "put data sets into the cache"),
@@ -57,8 +52,7 @@ def _entries(names: Sequence[str]) -> list[Entry]:
     for name in names:
         if name in INCLUDED:
             raise ValueError(f"{name} comes with {INCLUDED[name]}, it has no files of its own")
-        if name not in ENTRIES:
-            raise ValueError(f"NAME must be one of {', '.join(ENTRIES)}, got {name!r}")
+        one_of("NAME", name, ENTRIES)
     return [ENTRIES[name] for name in dict.fromkeys(names)]
 
 
@@ -106,9 +100,8 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     except DataError as error:
         warnings.warn(str(error), stacklevel=2)
     unique: dict[Path, Path] = {}
-    for path in paths:
-        if path is not None:
-            unique.setdefault(path.resolve(), path)
+    for path in filter(None, paths):
+        unique.setdefault(path.resolve(), path)
     return list(unique.values())
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from neuvar.cli.columns import aligned, paragraph
-from neuvar.cli.parsing import Commands, add_command, non_negative
+from neuvar.cli.command_line import aligned, non_negative, paragraph
 from neuvar.cli.run import run_watched
 from neuvar.cli.run_selection import find_experiments, runs_of
 from neuvar.engine import Results, SweepSpec
@@ -14,13 +13,9 @@ from neuvar.engine import Results, SweepSpec
 EXPERIMENT_NAMES = ("forgetting", "pair-flips")
 
 
-def add_demo(commands: Commands) -> None:
-    """Add ``neuvar demo``."""
-    parser = add_command(
-        commands,
-        "demo",
-        "see forgetting and wrong labels, plain against NVRM, in a minute or two",
-        """\
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``neuvar demo``."""
+    parser.epilog = """\
 It trains small networks on the MNIST excerpt that comes with the package, and needs no network.
 Finished runs are not run again.
 
@@ -28,8 +23,7 @@ examples:
   neuvar demo                    the results, and the page out/demo/index.html
   neuvar demo --trials 5         with more trials
   neuvar demo --fresh            train everything again
-""",
-    )
+"""
     add = parser.add_argument
     add("--out", type=Path, default=Path("out/demo"), metavar="DIR",
         help="folder for results and page (default: out/demo)")  # fmt: skip
@@ -55,7 +49,7 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"training {len(left)} small networks, with and without NVRM", flush=True)
         resume = [word for word in options.words if word != "--fresh"]
         spec = SweepSpec(workers=options.workers)
-        code = run_watched(runs, results, spec, resume=resume, quiet=False)
+        code = run_watched(runs, recorded, results, spec, resume=resume)
         if code > 1:
             return code
     report = write([results.path], options.out, experiments=experiments, scales=["smoke"])
@@ -63,8 +57,8 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"\n{claim.experiment.title}")
         for finding in claim.findings:
             print(paragraph(finding.experiment.settings(finding.scale), indent=2))
-            rows = [finding.table.columns, *(map(str, row) for row in finding.table.rows)]
-            print(*("  " + line for line in aligned([list(row) for row in rows])), sep="\n")
+            rows = [[str(cell) for cell in row] for row in finding.table.rows]
+            print(*("  " + line for line in aligned([finding.table.columns, *rows])), sep="\n")
             for text in (finding.verdict.because, *finding.verdict.cases):
                 print(paragraph(text, indent=2))
     print()

@@ -32,7 +32,7 @@ from neuvar.cleaning.results import (
 )
 from neuvar.cleaning.score import LabelIssues, compare_with_chance
 from neuvar.cli.clean import TOP, TRAINING
-from neuvar.cli.columns import aligned
+from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 

@@ -1,22 +1,159 @@
-"""Progress of a sweep or a training: rich's bars on a terminal, plain lines elsewhere."""
+"""Progress and remaining time of a sweep or a training.
+
+On a terminal with rich there are bars, elsewhere plain lines.
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from neuvar.cli.run_times import Forecast, duration
 from neuvar.engine import Event
+from neuvar.experiments.run_spec import Run, as_dict, from_dict
 
+NO_COST = {
+    *("seed", "label_seed", "lr", "momentum", "weight_decay", "b", "rho", "clip", "strength"),
+    *("noise", "label_noise", "noise_rate", "drop_every"),
+}
+"""Fields that the time of a run does not depend on."""
+LITTLE_COST = {"optimizer", "penalty", "fisher", "fisher_images", "keep_optimizer"}
+"""Fields that it depends on a little."""
 TRAINING_LINES = 10
 """A training without bars prints a line after each such part."""
 
 
-def rich_progress(*columns: Any) -> Any:
-    """Rich's Progress with these columns after a bar, or None without a terminal or rich."""
+def duration(seconds: float, *, about: bool = False) -> str:
+    """A duration in words.
+
+    >>> [duration(s) for s in (0.4, 43, 1500, 5000, 200000)]
+    ['less than 1 s', '43 s', '25 min', '1 h 23 min', '2 d 8 h']
+    >>> duration(43.3, about=True), duration(0.2, about=True)
+    ('about 43 s', 'less than 1 s')
+    """
+    rounded, minutes = round(seconds), round(round(seconds) / 60)
+    if rounded < 1:
+        return "less than 1 s"
+    if rounded < 100:
+        text = f"{rounded} s"
+    elif minutes < 60:
+        text = f"{minutes} min"
+    elif minutes < 24 * 60:
+        text = f"{minutes // 60} h {minutes % 60} min"
+    else:
+        days, hours = divmod(round(minutes / 60), 24)
+        text = f"{days} d {hours} h"
+    return f"about {text}" if about else text
+
+
+def _left(seconds: float | None, *, about: bool = False) -> str:
+    return f"{duration(seconds, about=about)} left" if seconds else ""
+
+
+class RunTimes:
+    """Seconds that recorded runs took on the same kind of device, to predict similar runs.
+
+    Runs are similar if they differ only in fields that cost no time, or else only in their method.
+    """
+
+    def __init__(self, lines: Mapping[str, Mapping[str, Any]], device: str) -> None:
+        self._seconds: dict[tuple[Any, ...], list[float]] = {}
+        kind = device.partition(":")[0]
+        for line in lines.values():
+            same_kind = str(line.get("device")).partition(" ")[0].partition(":")[0] == kind
+            if same_kind and line["status"] == "finished" and "seconds" in line:
+                with suppress(ValueError, TypeError):  # another version's run has other fields
+                    self.add(from_dict(line["run"]), float(line["seconds"]))
+
+    def add(self, run: Run, seconds: float) -> None:
+        """Add a finished run."""
+        for group in self._groups(run):
+            self._seconds.setdefault(group, []).append(seconds)
+
+    def expected(self, run: Run) -> float | None:
+        """Expected seconds of a run; None if no similar run is known."""
+        known = (self._seconds[group] for group in self._groups(run) if group in self._seconds)
+        return next(map(statistics.fmean, known), None)
+
+    @staticmethod
+    def _groups(run: Run) -> list[tuple[Any, ...]]:
+        """What identifies runs similar to this one: with the same method, then with any."""
+        values = sorted((k, str(v)) for k, v in as_dict(run).items() if k not in NO_COST)
+        return [tuple(values), tuple(pair for pair in values if pair[0] not in LITTLE_COST)]
+
+
+@dataclass
+class ActiveRun:
+    """A run that is running; ``resumed_at`` is the fraction that an earlier sweep had done."""
+
+    run: Run
+    start: float
+    resumed_at: float | None = None
+    fraction: float = 0.0
+
+
+@dataclass
+class Forecast:
+    """When the runs of a sweep will be finished; ``workers`` is the number of runs at a time."""
+
+    times: RunTimes
+    waiting: dict[str, Run]
+    workers: int = 1
+    active: dict[str, ActiveRun] = field(default_factory=dict)
+
+    def start(self, key: str, now: float) -> None:
+        """A run starts, or starts again. A late message about a finished run is ignored."""
+        run = self.waiting.pop(key, None) or (self.active[key].run if key in self.active else None)
+        if run is not None:
+            self.active[key] = ActiveRun(run, now)
+
+    def advance(self, key: str, fraction: float) -> None:
+        """A run reports the fraction that is done."""
+        if key in self.active:
+            active = self.active[key]
+            active.resumed_at = fraction if active.resumed_at is None else active.resumed_at
+            active.fraction = fraction
+
+    def end(self, key: str, now: float, *, learn: bool) -> float | None:
+        """A run ends. Returns its seconds here, or None if another process ran it."""
+        self.waiting.pop(key, None)
+        active = self.active.pop(key, None)
+        if active is None:
+            return None
+        seconds, skipped = now - active.start, active.resumed_at or 0.0
+        if learn and skipped < 0.5:
+            self.times.add(active.run, seconds / (1 - skipped))
+        return seconds
+
+    def remaining_of(self, key: str, now: float) -> float | None:
+        """Remaining seconds of an active run, by its own pace after the first hundredth."""
+        active = self.active[key]
+        done_here = active.fraction - (active.resumed_at or 0.0)
+        if done_here > 0.01:
+            return (now - active.start) / done_here * (1 - active.fraction)
+        expected = self.times.expected(active.run)
+        return None if expected is None else expected * (1 - active.fraction)
+
+    def remaining(self, now: float) -> float | None:
+        """Remaining seconds of the sweep; None if no run can be predicted.
+
+        Runs that cannot be predicted count as the mean of the others.
+        """
+        each = [self.remaining_of(key, now) for key in self.active]
+        each += [self.times.expected(run) for run in self.waiting.values()]
+        known = [seconds for seconds in each if seconds is not None]
+        if not known:
+            return None if each else 0.0
+        workers = max(1, min(self.workers, len(each)))
+        return max(statistics.fmean(known) * len(each) / workers, *known)
+
+
+def rich_bars() -> Any:
+    """Rich's Progress with a column "left" after each bar; None without a terminal or rich."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -24,19 +161,14 @@ def rich_progress(*columns: Any) -> Any:
     except ImportError:
         return None
     name = TextColumn("{task.description}", markup=False)
-    texts = (TextColumn(column, markup=False) for column in columns)
-    return Progress(name, BarColumn(), TaskProgressColumn(), *texts)
+    left = TextColumn("{task.fields[left]}", markup=False)
+    return Progress(name, BarColumn(), TaskProgressColumn(), left)
 
 
 class SweepProgress:
     """Shows the events of a sweep: a bar per run on a terminal, else a line per start and end.
 
-    Args:
-        forecast: predicts the remaining time.
-        labels: labels of the runs by key.
-        total: number of runs, including those finished before.
-        quiet: whether to show nothing.
-        clock: returns the time in seconds.
+    ``labels`` are those of the runs by key, ``total`` includes the runs finished before.
     """
 
     def __init__(
@@ -45,26 +177,23 @@ class SweepProgress:
         labels: Mapping[str, str],
         *,
         total: int,
-        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.forecast, self.total, self.done = forecast, total, total - len(forecast.waiting)
-        self.bars: Any = None if quiet else rich_progress("{task.fields[left]}")
-        self._labels, self._quiet, self._clock = labels, quiet, clock
-        self._tasks: dict[str, Any] = {}
-        if self.bars is not None:
-            words = f"{self.done} of {total} runs"
-            self._sweep = self.bars.add_task(words, total=total, completed=self.done, left="")
+        self.bars: Any = rich_bars()
+        self._labels, self._clock = labels, clock
+        self._tasks: dict[str, Any] = {}  # of the bars, by key; "" is the whole sweep
 
     def __enter__(self) -> SweepProgress:
         if self.bars is not None:
+            self._update_bars()
             self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.bars is not None:
-            for key in list(self._tasks):  # bars of interrupted runs would stay on the screen
-                self._remove_bar(key)
+            for key in self._tasks.keys() - {""}:  # interrupted runs would stay on the screen
+                self.bars.remove_task(self._tasks[key])
             self.bars.stop()
 
     def __call__(self, event: Event) -> None:
@@ -72,68 +201,53 @@ class SweepProgress:
         key, now, label = event.key, self._clock(), self._labels[event.key]
         if event.kind == "taken":
             self._print(f"{label} is being run by another process")
-            return
-        if event.kind == "started":
+        elif event.kind == "started":
             self.forecast.start(key, now)
+            late = key not in self.forecast.active  # the run has already finished
+            if not late and (self.bars is None or event.message):
+                self._print(f"[{self.done}/{self.total}] started {label} {event.message}".rstrip())
         elif event.kind == "progress":
             self.forecast.advance(key, event.fraction)
         else:
-            self._remove_bar(key)
-            self._end(event, label, now)
-        if key in self.forecast.active:  # a message about a finished run may come late
-            if event.kind == "started" and (self.bars is None or event.message):
-                self._print(f"{self._count} started {label} {event.message}".rstrip())
-            self._update_bar(key, label, now)
+            self.done += event.kind != "failed"
+            seconds = self.forecast.end(key, now, learn=event.kind == "finished")
+            taken = "by another process" if seconds is None else f"in {duration(seconds)}"
+            why = f" ({event.message})" if event.kind != "finished" and event.message else ""
+            text = f"[{self.done}/{self.total}] {event.kind} {label} {taken}{why}"
+            left = _left(self.forecast.remaining(now), about=True)
+            self._print(f"{text}, {left}" if left else text)
         if self.bars is not None:
-            running = sum(active.fraction for active in self.forecast.active.values())
-            self.bars.update(
-                self._sweep,
-                description=f"{self.done} of {self.total} runs",
-                completed=self.done + running,
-                left=_left(self.forecast.remaining(now)),
-            )
-
-    @property
-    def _count(self) -> str:
-        return f"[{self.done}/{self.total}]"
-
-    def _end(self, event: Event, label: str, now: float) -> None:
-        self.done += event.kind != "failed"
-        seconds = self.forecast.end(event.key, now, learn=event.kind == "finished")
-        taken = "by another process" if seconds is None else f"in {duration(seconds)}"
-        why = f" ({event.message})" if event.kind != "finished" and event.message else ""
-        text = f"{self._count} {event.kind} {label} {taken}{why}"
-        remaining = self.forecast.remaining(now)
-        self._print(f"{text}, {_left(remaining, about=True)}" if remaining else text)
-
-    def _update_bar(self, key: str, label: str, now: float) -> None:
-        if self.bars is not None:
-            if key not in self._tasks:
-                self._tasks[key] = self.bars.add_task(f"  {label}", total=1, left="")
-            fraction = self.forecast.active[key].fraction
-            left = _left(self.forecast.remaining_of(key, now))
-            self.bars.update(self._tasks[key], completed=fraction, left=left)
-
-    def _remove_bar(self, key: str) -> None:
-        if key in self._tasks:
-            self.bars.remove_task(self._tasks.pop(key))
+            self._update_bars()
 
     def _print(self, text: str) -> None:
         if self.bars is not None:
             self.bars.console.print(text, markup=False, highlight=False)
-        elif not self._quiet:
+        else:
             print(text, flush=True)
 
-
-def _left(seconds: float | None, *, about: bool = False) -> str:
-    return f"{duration(seconds, about=about)} left" if seconds else ""
+    def _update_bars(self) -> None:
+        """Show a bar for the sweep and one for each active run."""
+        now, active = self._clock(), self.forecast.active
+        done = self.done + sum(run.fraction for run in active.values())
+        words = f"{self.done} of {self.total} runs"
+        shown = {"": (words, self.total, done, self.forecast.remaining(now))}
+        for key, run in active.items():
+            remaining = self.forecast.remaining_of(key, now)
+            shown[key] = (f"  {self._labels[key]}", 1, run.fraction, remaining)
+        for key in self._tasks.keys() - shown.keys():
+            self.bars.remove_task(self._tasks.pop(key))
+        for key, (words, total, completed, remaining) in shown.items():
+            if key not in self._tasks:
+                self._tasks[key] = self.bars.add_task(words, total=total, left="")
+            task = self._tasks[key]
+            self.bars.update(task, description=words, completed=completed, left=_left(remaining))
 
 
 @contextmanager
 def training_progress() -> Iterator[Callable[[float], None]]:
     """Yields a function that shows the fraction of a training that is done."""
     start, printed = time.monotonic(), 0
-    bars = rich_progress("{task.fields[left]}")
+    bars = rich_bars()
     task = None if bars is None else bars.add_task("training", total=1.0, left="")
 
     def show(fraction: float) -> None:
@@ -145,8 +259,5 @@ def training_progress() -> Iterator[Callable[[float], None]]:
             printed = int(TRAINING_LINES * fraction)
             print(f"trained to {fraction:.0%}, {duration(left, about=True)} left", flush=True)
 
-    if bars is None:
+    with bars or nullcontext():
         yield show
-    else:
-        with bars:
-            yield show

@@ -10,20 +10,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neuvar.cli.columns import paragraph
+from neuvar.cli.command_line import add_results, non_negative, paragraph
 from neuvar.cli.data import places_of
-from neuvar.cli.parsing import Commands, add_command, add_results, non_negative
-from neuvar.cli.progress import SweepProgress
+from neuvar.cli.progress import Forecast, RunTimes, SweepProgress, duration
 from neuvar.cli.run_selection import find_experiments, labels, only, runs_of
-from neuvar.cli.run_times import Forecast, RunTimes, duration
 from neuvar.data.catalogue import ENTRIES
 from neuvar.data.errors import DataError
-from neuvar.engine import ENGINES, Results, Summary, SweepSpec, sweep
+from neuvar.engine import ENGINES, Results, SweepSpec, sweep
 from neuvar.engine.sweeps import worker_devices
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
@@ -34,13 +32,9 @@ NOT_REPEATED = ("--fresh", "--yes", "--resume")
 """Options that the command to resume does not repeat."""
 
 
-def add_run(commands: Commands) -> None:
-    """Add ``neuvar run``."""
-    parser = add_command(
-        commands,
-        "run",
-        "run experiments, resuming where an earlier call stopped",
-        f"""\
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``neuvar run``."""
+    parser.epilog = f"""\
 Each finished run is a line of RESULTS/SCALE.jsonl and is not run again. Stop at any time with
 Ctrl-C: the same command resumes. EXPERIMENT may be a Python file that defines an experiment of
 your own, as examples/my_experiment.py does.
@@ -54,8 +48,7 @@ examples:
   neuvar run pair-flips --scale paper --device cuda --precision bf16 --channels-last
   neuvar run forgetting --only optimizer=nvrm-adam b=0.03,0.05 seed=0 --dry-run
   neuvar run ewc split --engine ray --address auto --workers 8
-""",
-    )
+"""
     add = parser.add_argument_group("which runs").add_argument
     add("names", nargs="+", metavar="EXPERIMENT", help="names of experiments, Python files, or all")
     add("--scale", choices=SCALES, default="cpu", help="size of the runs (default: cpu)")
@@ -87,61 +80,59 @@ examples:
 
 def _run(options: argparse.Namespace) -> int:
     experiments = find_experiments(options.names)
-    spec = SweepSpec(
-        engine=options.engine,
-        workers=options.workers,
-        device=options.device,
-        data=options.data,
-        address=options.address,
-        tensorboard=options.tensorboard,
-        files=tuple(experiment.file for experiment in experiments if experiment.file),
-    )
+    names = ("engine", "workers", "device", "data", "address", "tensorboard")
+    files = tuple(experiment.file for experiment in experiments if experiment.file)
+    spec = SweepSpec(files=files, **{name: getattr(options, name) for name in names})
     spec.check()
     runs = only(runs_of(experiments, options.scale, options.trials), options.only)
     execution = {name: getattr(options, name) for name in NOT_IN_KEY if getattr(options, name)}
     runs = [replace(run, **execution) for run in runs]
     results = Results(options.results / f"{options.scale}.jsonl")
     if options.dry_run:
-        _dry_run(runs, results, spec, options)
-        return 0
+        return _dry_run(runs, results, spec, options)
     if options.fresh:
         _start_over(runs, results, ask=not options.yes)
     recorded = results.lines()
     left = [run for run in runs if run.key not in recorded]
-    names = [] if "all" in options.names else dict.fromkeys(options.names)
+    shown = [] if "all" in options.names else dict.fromkeys(options.names)
     folder = [] if options.results == Path("results") else ["--results", str(options.results)]
-    report = shlex.join(["neuvar", "report", *names, "--scale", options.scale, *folder])
+    report = shlex.join(["neuvar", "report", *shown, "--scale", options.scale, *folder])
     if not left:
         print(f"all {len(runs)} runs are finished; see them with: {report}")
         return 0
     _get_data(left, options.data)
     resume = [*(word for word in options.words if word not in NOT_REPEATED), "--resume"]
-    code = run_watched(runs, results, spec, resume=resume, quiet=options.quiet)
+    code = run_watched(runs, recorded, results, spec, resume=resume, quiet=options.quiet)
     if not code:
         print(f"see them with: {report}")
     return code
 
 
 def run_watched(
-    runs: Sequence[Run], results: Results, spec: SweepSpec, *, resume: Sequence[str], quiet: bool
+    runs: Sequence[Run],
+    recorded: Mapping[str, dict[str, Any]],
+    results: Results,
+    spec: SweepSpec,
+    *,
+    resume: Sequence[str],
+    quiet: bool = False,
 ) -> int:
     """Run runs with progress; 0, 1 if some failed, 130 after Ctrl-C or 143 after SIGTERM.
 
-    Args:
-        runs: the runs.
-        results: the results file.
-        spec: how they are run.
-        resume: the command that resumes them, after ``neuvar``.
-        quiet: whether to print only the summary.
+    ``recorded`` are the lines of the results file; ``resume`` is the command that resumes the runs,
+    after ``neuvar``. Quiet, it prints only the summary.
     """
-    start, recorded, names = time.monotonic(), results.lines(), labels(runs)
-    waiting = {run.key: run for run in runs if run.key not in recorded}
-    workers = len(worker_devices(spec, len(runs)))
-    forecast = Forecast(RunTimes(recorded, spec.device), waiting, workers)
-    progress = SweepProgress(forecast, names, total=len(runs), quiet=quiet)
+    start, names = time.monotonic(), labels(runs)
+    if quiet:
+        progress = nullcontext()
+    else:
+        waiting = {run.key: run for run in runs if run.key not in recorded}
+        workers = len(worker_devices(spec, len(runs)))
+        forecast = Forecast(RunTimes(recorded, spec.device), waiting, workers)
+        progress = SweepProgress(forecast, names, total=len(runs))
     try:
-        with _terminable(), progress:
-            summary = sweep(runs, results, spec, watch=progress)
+        with _terminable(), progress as watch:
+            summary = sweep(runs, results, spec, watch=watch)
     except KeyboardInterrupt as stop:
         done, command = len({r.key for r in runs} & results.lines().keys()), ["neuvar", *resume]
         print(
@@ -150,7 +141,13 @@ def run_watched(
             file=sys.stderr,
         )
         return 143 if isinstance(stop, Terminated) else 130
-    print(*_summary_lines(summary, names, time.monotonic() - start), sep="\n", flush=True)
+    counts = [("finished", summary.finished), ("finished before", summary.skipped)]
+    counts += [("diverged", tuple(summary.diverged)), ("failed", tuple(summary.failed))]
+    words = ", ".join(f"{len(keys)} {kind}" for kind, keys in counts if keys)
+    print(f"{words}, in {duration(time.monotonic() - start)}")
+    for kind, reasons in (("diverged", summary.diverged), ("failed", summary.failed)):
+        for key, why in reasons.items():
+            print(f"  {kind}: {names[key]}: {why}")
     return 1 if summary.failed else 0
 
 
@@ -173,20 +170,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _summary_lines(summary: Summary, names: Mapping[str, str], seconds: float) -> list[str]:
-    """Counts, then each run that diverged or failed, with the reason."""
-    counts = {
-        "finished": len(summary.finished),
-        "finished before": len(summary.skipped),
-        "diverged": len(summary.diverged),
-        "failed": len(summary.failed),
-    }
-    words = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    lines = [f"{words or 'nothing to do'}, in {duration(seconds)}"]
-    lines += [f"  diverged: {names[key]}: {why}" for key, why in summary.diverged.items()]
-    return lines + [f"  failed: {names[key]}: {why}" for key, why in summary.failed.items()]
 
 
 def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
@@ -237,7 +220,7 @@ def _existing(runs: Sequence[Run], results: Results) -> str:
 
 def _dry_run(
     runs: Sequence[Run], results: Results, spec: SweepSpec, options: argparse.Namespace
-) -> None:
+) -> int:
     """Print what would be run."""
     recorded = results.lines()
     if options.fresh:
@@ -260,3 +243,4 @@ def _dry_run(
         text = f"{duration(remaining, about=True)}, {workers} at a time, predicted by similar runs"
         unknown = sum(seconds is None for seconds in expected.values())
         print(f"{text}; {unknown} have no similar run" if unknown else text)
+    return 0

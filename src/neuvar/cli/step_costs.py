@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -22,8 +21,6 @@ CLASSES = 10
 B = 1e-3  # the time does not depend on it
 WARM_UP_STEPS = 3
 TIMED_STEPS = 2
-PLAIN_AGAIN = "plain, again"
-"""A second copy of the plain optimizer: its distance from 1 is the error of the measurement."""
 
 Step = Callable[[], None]
 
@@ -40,7 +37,7 @@ class Cost:
 
 def costs(network: str, *, batch: int, rounds: int, device: str) -> dict[str, Cost]:
     """Time every method on one network."""
-    steps = {name: make(network, batch, device) for name, make in METHODS.items()}
+    steps = {name: make(*prepare(network, batch, device)) for name, make in METHODS.items()}
     for step in steps.values():
         for _ in range(WARM_UP_STEPS):
             step()
@@ -65,10 +62,8 @@ def _seconds(step: Step, device: str) -> float:
 
 def _wait(device: str) -> None:
     """Wait for the accelerator, which runs asynchronously."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    elif device == "mps":
-        torch.mps.synchronize()
+    if device != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def _cost(taken: list[float], plain: list[float]) -> Cost:
@@ -78,7 +73,7 @@ def _cost(taken: list[float], plain: list[float]) -> Cost:
     return Cost(ratio, low, high, 1e3 * statistics.median(taken))
 
 
-def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimizer, Step]:
+def prepare(network: str, batch: int, device: str) -> tuple[nn.Module, Optimizer, Step]:
     """A network, its plain optimizer and a function that computes a gradient."""
     shape = (1, 28, 28) if network == "mlp" else (3, 32, 32)
     model = build(network, classes=CLASSES, seed=0, shape=shape).to(device)
@@ -96,23 +91,22 @@ def _prepared(network: str, batch: int, device: str) -> tuple[nn.Module, Optimiz
     return model, inner, gradient
 
 
-def _ordinary(network: str, batch: int, device: str, *, noisy: bool) -> Step:
-    """A step of the plain optimizer, or of NVRM around it."""
-    model, inner, gradient = _prepared(network, batch, device)
-    optimizer = NVRM(inner, model=model, b=B) if noisy else inner
-
+def _plain(model: nn.Module, inner: Optimizer, gradient: Step) -> Step:
     def step() -> None:
         gradient()
-        optimizer.step()
+        inner.step()
 
     return step
 
 
-def _naive(network: str, batch: int, device: str) -> Step:
+def _nvrm(model: nn.Module, inner: Optimizer, gradient: Step) -> Step:
+    return _plain(model, NVRM(inner, model=model, b=B), gradient)
+
+
+def _naive(model: nn.Module, inner: Optimizer, gradient: Step) -> Step:
     """The paper's update written naively: subtract ε, step, draw and add a new one."""
-    model, inner, gradient = _prepared(network, batch, device)
-    generator = torch.Generator(device).manual_seed(2)
     params = list(model.parameters())
+    generator = torch.Generator(params[0].device).manual_seed(2)
     noise = [torch.zeros_like(p) for p in params]
 
     @torch.no_grad()
@@ -131,9 +125,8 @@ def _naive(network: str, batch: int, device: str) -> Step:
     return step
 
 
-def _sam(network: str, batch: int, device: str) -> Step:
+def _sam(model: nn.Module, inner: Optimizer, gradient: Step) -> Step:
     """A step of SAM, with its second gradient."""
-    _, inner, gradient = _prepared(network, batch, device)
     optimizer = SAM(inner, rho=0.05)
 
     def step() -> None:
@@ -145,10 +138,10 @@ def _sam(network: str, batch: int, device: str) -> Step:
     return step
 
 
-METHODS: dict[str, Callable[[str, int, str], Step]] = {
-    "plain": partial(_ordinary, noisy=False),
-    PLAIN_AGAIN: partial(_ordinary, noisy=False),
-    "NVRM": partial(_ordinary, noisy=True),
+METHODS: dict[str, Callable[[nn.Module, Optimizer, Step], Step]] = {
+    "plain": _plain,
+    "plain, again": _plain,  # its distance from 1 is the error of the measurement
+    "NVRM": _nvrm,
     "NVRM, naive": _naive,
     "SAM": _sam,
 }

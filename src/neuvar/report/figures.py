@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,27 +59,7 @@ B_MARKERS = "<>pPX"
 """Markers of lines with b, and of further lines without b, by shade."""
 
 _INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
-SETTINGS: dict[str, Any] = dict.fromkeys(_INKED, INK) | {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.labelsize": 8,
-    "axes.linewidth": 0.7,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 8.5,
-    "axes.titleweight": "bold",
-    "axes.xmargin": 0.03,
-    "font.size": 8,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4,
-    "text.parse_math": False,  # a dollar sign in a label is one
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-}
+SETTINGS: dict[str, Any] = dict.fromkeys(_INKED, INK) | {"grid.color": GRID}
 FEW = 16
 """Lines with at most this many points have a marker at each."""
 LETTERS = 11
@@ -109,7 +90,8 @@ def plain_matplotlib(salt: str, settings: Mapping[str, Any] = SETTINGS) -> Itera
         import matplotlib.style
     except ImportError as error:
         raise ImportError('a figure needs matplotlib: pip install "neuvar[plot]"') from error
-    with matplotlib.style.context(["default", {**settings, "svg.hashsalt": salt}]):
+    ours = Path(__file__).with_name("figures.mplstyle")
+    with matplotlib.style.context(["default", ours, {**settings, "svg.hashsalt": salt}]):
         yield
 
 
@@ -157,13 +139,10 @@ def spread(line: Line) -> tuple[Array, Array, NDArray[np.int64]]:
     for row, trial in zip(values, line.trials, strict=True):
         known = np.asarray(trial[: len(line.x)], np.float64)
         row[: len(known)] = np.where(np.isfinite(known), known, np.nan)
-    there = np.isfinite(values)
-    n = there.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(there, values, 0).sum(axis=0) / n
-        squares = np.where(there, values - mean, 0) ** 2
-        deviation = np.sqrt(np.where(n > 1, squares.sum(axis=0) / (n - 1), np.nan))
-    return mean, deviation, n
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # about columns without numbers
+        mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1)
+    return mean, deviation, np.isfinite(values).sum(axis=0)
 
 
 def band(line: Line, panel: Panel) -> tuple[Array, Array]:
@@ -227,7 +206,16 @@ def plot(
 
 def y_limits(panels: Sequence[Panel]) -> list[tuple[float, float]]:
     """Limits of y for each panel; panels with the same label share them if none becomes flat."""
-    own = [_extent(panel) for panel in panels]
+    own = []  # lowest and highest point of means and bands; their logarithms on a log axis
+    for panel in panels:
+        drawn = [y for line in panel.lines for y in (spread(line)[0], *band(line, panel))]
+        points = np.concatenate([*drawn, np.zeros(0)])
+        points = points[np.isfinite(points)]
+        points = np.log10(points) if is_log(panel) else points
+        low, high = (float(points.min()), float(points.max())) if len(points) else (0.0, 1.0)
+        least = 0.01 if panel.percent else 0.02 * max(abs(high), abs(low)) or 1.0
+        middle, half_height = (low + high) / 2, max(high - low, least) / 2
+        own.append((middle - half_height, middle + half_height))
     keys = [(panel.y_label, panel.percent, is_log(panel)) for panel in panels]
     limits = []
     for extent, key in zip(own, keys, strict=True):
@@ -239,21 +227,6 @@ def y_limits(panels: Sequence[Panel]) -> list[tuple[float, float]]:
         ends = low - margin, high + margin
         limits.append((10 ** ends[0], 10 ** ends[1]) if key[2] else ends)
     return limits
-
-
-def _extent(panel: Panel) -> tuple[float, float]:
-    """Lowest and highest point of means and bands; logarithms of them if the axis has some."""
-    ends = [e for line in panel.lines for e in (spread(line)[0], *band(line, panel))]
-    points = np.concatenate([np.asarray(e) for e in ends]) if ends else np.zeros(0)
-    points = points[np.isfinite(points)]
-    if len(points) == 0:
-        return 0.0, 1.0
-    if is_log(panel):
-        points = np.log10(points)
-    low, high = float(points.min()), float(points.max())
-    least = 0.01 if panel.percent else 0.02 * max(abs(high), abs(low)) or 1.0
-    middle, half_height = (low + high) / 2, max(high - low, least) / 2
-    return middle - half_height, middle + half_height
 
 
 def _set_ticks(axes: Axes, panel: Panel) -> None:
@@ -303,13 +276,9 @@ def description(panel: Panel) -> str:
         mean = spread(line)[0]
         there = np.flatnonzero(np.isfinite(mean))
         shown = dict.fromkeys(there[[0, -1]]) if len(there) else ()
-        at = [
-            f"{100 * mean[i]:.1f} % at {line.x[i]:g}"
-            if panel.percent
-            else f"{mean[i]:.3g} at {line.x[i]:g}"
-            for i in shown
-        ]
-        said.append(f"{line.label}: {', '.join(at) or 'no finished trials'}.")
+        values = [f"{100 * y:.1f} %" if panel.percent else f"{y:.3g}" for y in mean]
+        at = ", ".join(f"{values[i]} at {line.x[i]:g}" for i in shown)
+        said.append(f"{line.label}: {at or 'no finished trials'}.")
     return printable(" ".join(said))
 
 
@@ -431,34 +400,36 @@ def page_figure(panels: Sequence[Panel], name: str) -> tuple[list[str], list[str
     # Few panels are shown larger; they must be readable on a phone.
     size = (3.9, 2.5) if len(panels) in (1, 2, 4) else (3.3, 2.35)
     drawn, pieces = [], []
-    for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
-        one, title = escape(f"{name}-{i}"), escape(printable(panel.title))
-        with plain_matplotlib(f"{name}-{i}", INLINE):
+    with plain_matplotlib(name, INLINE):
+        for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
             figure = Figure(figsize=size, layout="constrained")
             plot(figure.add_subplot(), panel, looks, limits, size[1])
-            svg = _svg(figure, f'role="img" aria-labelledby="{one}-title {one}-desc"')
-        words = f'<title id="{one}-title">{title}</title>'
-        words += f'<desc id="{one}-desc">{escape(description(panel))}</desc>'
-        drawn.append(svg.replace(">", f">{words}", 1))
-    for i, look in enumerate(looks.values()):
-        with plain_matplotlib(f"{name}-swatch-{i}", INLINE):
+            one, title = escape(f"{name}-{i}"), escape(printable(panel.title))
+            names = f'role="img" aria-labelledby="{one}-title {one}-desc"'
+            words = f'<title id="{one}-title">{title}</title>'
+            words += f'<desc id="{one}-desc">{escape(description(panel))}</desc>'
+            drawn.append(_svg(figure, f"{name}-{i}", names, words))
+        for i, look in enumerate(looks.values()):
             figure = Figure(figsize=(0.42, 0.13), layout="constrained")
             line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
             line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
             figure.add_artist(line)
-            pieces.append(_svg(figure, 'aria-hidden="true"'))
+            pieces.append(_svg(figure, f"{name}-swatch-{i}", 'aria-hidden="true"'))
     return drawn, pieces
 
 
-def _svg(figure: Figure, attributes: str) -> str:
-    """The SVG element of a figure, with the colours of the page."""
+def _svg(figure: Figure, salt: str, attributes: str, words: str = "") -> str:
+    """The SVG element of a figure, with the colours of the page; ids depend on ``salt``."""
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = salt
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     _, box, content = re.split(r'(viewBox="[^"]*")[^>]*>', file.getvalue(), maxsplit=1)
     content = _DROPPED.sub("", content)
     content = _SERIES.sub(r' class="series s\1"', content).replace(" xlink:href=", " href=")
     content = _ATTRIBUTE.sub(_page_attribute, content)
-    return f"<svg {box} {attributes}>{content.strip()}"
+    return f"<svg {box} {attributes}>{words}{content.strip()}"
 
 
 def _page_attribute(attribute: re.Match[str]) -> str:
