@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from neuvar.cleaning.page import render_page
 from neuvar.cleaning.readers import Source, with_classes
 from neuvar.cleaning.score import Array, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts
-from neuvar.pages import printable
+from neuvar.pages import escape_markdown, printable
 
 MADE_BY = "neuvar clean"
 FILES = frozenset(
@@ -36,7 +35,6 @@ MAX_JSON_CLASSES = 50
 TOP_ROWS = 10
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,13 +328,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 2)
     sides = ["---" if i < text else "---:" for i in range(len(head))]
     lines = [map(escape_markdown, head), sides, *(map(escape_markdown, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def escape_markdown(text: str) -> str:
-    r"""Text that Markdown shows unchanged, in one line.
-
-    >>> escape_markdown("a|b <i>")
-    'a\\|b &lt;i&gt;'
-    """
-    line = " ".join(printable(text).split())
-    return _SPECIAL.sub(r"\\\1", escape(line, quote=False))

@@ -69,13 +69,11 @@ def _bench(options: argparse.Namespace) -> int:
             "device": options.device,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "networks": {
-                network: {name: asdict(cost) for name, cost in methods.items()}
-                for network, methods in measured.items()
-            },
+            "networks": measured,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2, default=asdict)
+        options.json.write_text(f"{text}\n", encoding="utf-8")
         print(f"written: {options.json}")
     return 0
 

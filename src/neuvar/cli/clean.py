@@ -23,6 +23,8 @@ TRAINING: dict[str, Any] = {
 """Defaults of the training options."""
 
 TOP = 500
+DATA_OPTIONS = ("labels", "inputs", "drop", "size")
+"""Options that say how DATA is read."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -113,35 +115,30 @@ def _clean(options: argparse.Namespace) -> int:
     if options.decisions:
         others = {name: getattr(options, name) for name in ("top", "probabilities", "overwrite")}
         used = [name for name, value in others.items() if value is not None and value is not False]
-        _refuse([*used, *training], "--decisions")
+        _refuse([*used, *training], "with --decisions")
     if options.probabilities:
-        _refuse(training, "--probabilities")
+        _refuse(training, "with --probabilities")
     if options.observed:
-        _refuse([*training, *(["probabilities"] if options.probabilities else [])], "--observed")
+        probabilities = ["probabilities"] if options.probabilities else []
+        _refuse([*training, *probabilities], "with --observed")
     if options.data is None:
-        _refuse_without_data(options)
+        if not options.observed:
+            raise ValueError("DATA must be given, or --observed FILE")
+        _refuse([n for n in DATA_OPTIONS if getattr(options, n)], "without DATA")
+    elif options.data.is_dir():
+        data, out = options.data.resolve(), options.out.resolve()
+        if data == out or data in out.parents:
+            raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
     for name, value in TRAINING.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     options.device = check_device(options.device)
-    if options.data is not None and options.data.is_dir():
-        data, out = options.data.resolve(), options.out.resolve()
-        if data == out or data in out.parents:
-            raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
     from neuvar.cli.label_issues import apply_decisions, clean  # imports torch
 
     return apply_decisions(options) if options.decisions else clean(options)
 
 
-def _refuse_without_data(options: argparse.Namespace) -> None:
-    if not options.observed:
-        raise ValueError("DATA must be given, or --observed FILE")
-    for name in ("labels", "inputs", "drop", "size"):
-        if getattr(options, name):
-            raise ValueError(f"--{name} must not be given without DATA, where it has no effect")
-
-
-def _refuse(names: list[str], beside: str) -> None:
+def _refuse(names: list[str], where: str) -> None:
     if names:
         option = f"--{names[0].replace('_', '-')}"
-        raise ValueError(f"{option} must not be given with {beside}, where it has no effect")
+        raise ValueError(f"{option} must not be given {where}, where it has no effect")

@@ -31,7 +31,7 @@ from neuvar.cleaning.results import (
     write_decided,
 )
 from neuvar.cleaning.score import LabelIssues, compare_with_chance
-from neuvar.cli.clean import TOP, TRAINING
+from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
@@ -87,8 +87,7 @@ def apply_decisions(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace) -> Source:
     if options.data is None:
         return read_observed(options.observed)
-    names = ("labels", "inputs", "drop", "size")
-    return read_source(options.data, **{name: getattr(options, name) for name in names})
+    return read_source(options.data, **{name: getattr(options, name) for name in DATA_OPTIONS})
 
 
 def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:

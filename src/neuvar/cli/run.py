@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,8 @@ def run_watched(
     after ``neuvar``. Quiet, it prints only the summary.
     """
     start, names = time.monotonic(), labels(runs)
-    if quiet:
-        progress = nullcontext()
-    else:
+    progress: AbstractContextManager[SweepProgress | None] = nullcontext()
+    if not quiet:
         waiting = {run.key: run for run in runs if run.key not in recorded}
         workers = len(worker_devices(spec, len(runs)))
         forecast = Forecast(RunTimes(recorded, spec.device), waiting, workers)

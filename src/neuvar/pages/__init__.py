@@ -1,4 +1,7 @@
-"""Shared parts of the HTML pages. Each page is a single file without external resources."""
+"""Shared parts of the HTML pages, and safe text for them and for Markdown.
+
+Each page is a single file without external resources.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,27 @@ from importlib import resources
 from string import Template
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
+
+
+def printable(text: str) -> str:
+    """Text with control characters and broken surrogates replaced, which XML forbids.
+
+    >>> printable("cat" + chr(0))
+    'cat�'
+    """
+    return _CONTROL.sub("�", text)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Text that Markdown shows unchanged, in one line.
+
+    >>> escape_markdown("a|b <i>")
+    'a\\|b &lt;i&gt;'
+    """
+    line = " ".join(printable(text).split())
+    safe = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", safe)
 
 
 def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
@@ -22,15 +46,6 @@ def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
-
-
-def printable(text: str) -> str:
-    """Text with control characters and broken surrogates replaced.
-
-    >>> printable("cat" + chr(0))
-    'cat�'
-    """
-    return _CONTROL.sub("�", text)
 
 
 def _part(package: str, name: str) -> str:

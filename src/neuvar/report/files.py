@@ -11,10 +11,10 @@ from pathlib import Path
 from neuvar._atomic import write_files
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
+from neuvar.pages import escape_markdown as escape
 from neuvar.report.figures import KINDS, pictures
 from neuvar.report.gather import Claim, Lines, command, gather, load
 from neuvar.report.markdown import (
-    escape,
     report_markdown,
     summary_markdown,
     table_markdown,

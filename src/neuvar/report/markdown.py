@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from neuvar.experiments.findings import Table, Verdict
-from neuvar.pages import printable
+from neuvar.pages import escape_markdown as escape
 from neuvar.report.figures import caption
 from neuvar.report.gather import Claim, Finding, command
 from neuvar.report.text import (
@@ -16,19 +15,6 @@ from neuvar.report.text import (
     numeric_columns,
     provenance,
 )
-
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
-
-
-def escape(text: str) -> str:
-    r"""Escape a text for Markdown, in one line.
-
-    >>> escape("a|b <i>")
-    'a\\|b &lt;i&gt;'
-    """
-    line = " ".join(printable(text).split())
-    safe = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", safe)
 
 
 def _lines(rows: Iterable[Iterable[str]]) -> str:
