@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         train,
     )
     from neuvar.batchnorm import reestimate_batchnorm
-    from neuvar.cleaning import LabelObserver, find_label_issues
+    from neuvar.cleaning import IndexedDataset, LabelObserver, find_label_issues
     from neuvar.measures import largest_b, neural_variability, variability_curve
     from neuvar.noise import b_from_std, std_from_b
     from neuvar.optim import (
@@ -35,6 +35,7 @@ else:
     __getattr__, __dir__ = _attach(
         __name__,
         {
+            "IndexedDataset": "cleaning",
             "LabelObserver": "cleaning",
             "NVRM": "optim",
             "NVRMSGD": "optim",
@@ -67,6 +68,7 @@ else:
 __all__ = [
     "NVRM",
     "NVRMSGD",
+    "IndexedDataset",
     "LabelObserver",
     "NVRMAdam",
     "NVRMAdamW",

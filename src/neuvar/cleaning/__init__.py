@@ -4,11 +4,12 @@ from typing import Any
 
 from neuvar.cleaning.examples import Examples, read_examples
 from neuvar.cleaning.find import find_label_issues, network_for
-from neuvar.cleaning.observer import LabelObserver
+from neuvar.cleaning.observer import IndexedDataset, LabelObserver
 from neuvar.cleaning.score import LabelIssues, NoiseRate, Transition, judge_labels
 
 __all__ = [
     "Examples",
+    "IndexedDataset",
     "LabelIssues",
     "LabelObserver",
     "NoiseRate",

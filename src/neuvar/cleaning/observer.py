@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import softmax
+from torch.utils.data import Dataset
 
 from neuvar._atomic import replacing
 from neuvar._validate import integer
@@ -81,7 +82,9 @@ class LabelObserver:
         self.classes = integer("classes", classes, low=2)
         self.names = None if names is None else tuple(map(str, names))
         if self.names is not None and len(self.names) != self.classes:
-            raise ValueError(f"names must have {classes} entries, one a class, got {len(names)}")
+            raise ValueError(
+                f"names must have {classes} entries, one per class, got {len(self.names)}"
+            )
         self._device = None if device is None else torch.device(device)
         self._sums = torch.zeros(0)
         self._labels = torch.zeros(0, dtype=torch.int64)
@@ -103,8 +106,9 @@ class LabelObserver:
             logits: shape (n, classes), in any precision.
             labels: class index of each example, shape (n,).
         """
-        if not isinstance(logits, Tensor) or logits.shape[1:] != (self.classes,):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        shape = tuple(getattr(logits, "shape", ()))
+        if len(shape) != 2 or shape[1] != self.classes:
+            got = shape or type(logits).__name__
             raise ValueError(f"logits must have the shape (n, {self.classes}), got {got}")
         self._prepare(logits.device)
         i, y = self._read("indices", indices, logits), self._read("labels", labels, logits)
@@ -149,7 +153,8 @@ class LabelObserver:
                 f"{name} must be {len(logits)} integers, one for each row of logits, got "
                 f"{values.dtype} of shape {tuple(values.shape)}"
             )
-        return values.to(self._sums.device, torch.int64)
+        read: Tensor = values.to(self._sums.device, torch.int64)
+        return read
 
     def _check_range(self, name: str, values: Tensor, count: int) -> None:
         if len(values):
@@ -279,6 +284,36 @@ class LabelObserver:
         observer = cls(examples, classes)
         observer.load_state_dict(state)
         return observer
+
+
+class IndexedDataset(Dataset[Any]):
+    """A dataset that gives the index of each example, too, for :class:`LabelObserver`.
+
+    A tuple gets the index as its last element, a dict under "index".
+
+    Args:
+        dataset: map-style dataset of tuples or dicts.
+
+    >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    >>> IndexedDataset(data)[2]
+    (tensor([0., 0.]), tensor(1), 2)
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        if isinstance(item, Mapping):
+            return {**item, "index": index}
+        if not isinstance(item, (tuple, list)):
+            raise ValueError(
+                f"items of the dataset must be tuples or dicts, got {type(item).__name__}"
+            )
+        return (*item, index)
 
 
 def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:

@@ -219,16 +219,16 @@ class Reports:
         self.sums[0].append(wide[1])
         self.sums[1].append(wide[1] * wide[0])
 
-    def expect(self, loss: Tensor) -> None:
-        """Add a loss when its backward pass begins."""
-        value, seen = loss.detach(), list[bool]()
+    def expect(self, loss: Tensor, scale: float | Tensor = 1.0) -> None:
+        """Add a loss when its backward pass begins; it is ``scale`` times the loss to report."""
+        value, seen = loss.detach().double() / scale, list[bool]()
         self.waiting += 1
 
         def on_backward(weight: Tensor) -> None:
             if not seen:  # its gradient may be computed several times
                 seen.append(True)
                 self.waiting -= 1
-                self.add(value, weight)
+                self.add(value, weight.double() * scale)
 
         loss.register_hook(on_backward)
 

@@ -186,7 +186,7 @@ class NVRM(Wrapper):
             self._drop_reports()
         self._weights.use()
 
-    def report_loss(self, loss: Tensor) -> None:
+    def report_loss(self, loss: Tensor, *, scale: float | Tensor = 1.0) -> None:
         """Report a loss to ``b="auto"``, before its ``backward()``; no-op if b is a number.
 
         Report each loss of a step, divided by the number of micro-batches or not. Gradient
@@ -194,6 +194,7 @@ class NVRM(Wrapper):
 
         Args:
             loss: scalar tensor from which the gradients are computed.
+            scale: factor of a gradient scaler, if ``loss`` was already multiplied by it.
 
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, b="auto")
@@ -212,7 +213,7 @@ class NVRM(Wrapper):
         if self._auto_groups():
             self._check_gradients()
             self._watch_gradients()
-            self._reports.expect(loss)
+            self._reports.expect(loss, scale)
 
     def _check_gradients(self) -> None:
         """Drop reports whose gradients were dropped; gradients without a report are an error."""
