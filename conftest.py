@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.integrations)
             if framework == "ray":  # Ray Data, which Ray Train imports, warns of its own options
                 item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+            elif item.path.suffix == ".md":  # frameworks warn of what is not ours
+                item.add_marker(pytest.mark.filterwarnings("default"))
             if is_missing(framework):
                 item.add_marker(pytest.mark.skip(reason=f"{framework} is not installed"))
     if hasattr(config, "workerinput"):
