@@ -128,7 +128,7 @@ def train_by_hand(
     net = make_net() if net is None else net
     net.to(dtype)
     optimizer = neuvar.NVRMAdam(net.parameters(), lr=1e-2, b=b)
-    scaler = torch.amp.GradScaler("cpu") if scaler else None
+    scaler = make_scaler() if scaler else None
     autocast = torch.autocast(
         "cpu", precision or torch.bfloat16, enabled=precision is not None, cache_enabled=False
     )
@@ -172,9 +172,13 @@ def saved(path):
     return {name.removeprefix("net."): value for name, value in state.items()}
 
 
+def make_scaler():
+    """A scaler whose factor doubles at each step."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
+
+
 def fp16():
-    scaler = torch.amp.GradScaler("cpu")
-    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=make_scaler())]}
 
 
 HALF = {"precision": torch.float16, "scaler": True}
