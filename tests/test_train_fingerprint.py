@@ -18,7 +18,7 @@ from neuvar.data.batches import digest
 from neuvar.experiments.runner import ChannelsLast
 from neuvar.schedule import BSchedule, Linear
 from neuvar.train import Checkpoint, fit
-from neuvar.train.fingerprint import options_fingerprint
+from neuvar.train.checkpoint import options_fingerprint
 from tests.toy import same
 from tests.trainings import Chunks, StoppedError, network, optimizer, state
 

@@ -223,5 +223,6 @@ class TestResume:
 
     def test_a_checkpoint_is_made_between_epochs_only_when_it_is_due(self, tmp_path):
         saved = Checkpoint(tmp_path / "c.pt", every=math.inf)
-        trained(LOADERS["list"](), checkpoint=saved)
+        with pytest.raises(StoppedError):
+            trained(LOADERS["list"](), stop=EPOCHS * COUNT, checkpoint=saved)
         assert not list(tmp_path.iterdir())

@@ -7,11 +7,11 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from neuvar import NVRMSGD
+from neuvar._batches import Generators
 from neuvar.continual import EWC, MAS, SI
 from neuvar.schedule import BSchedule, Constant, Linear
 from neuvar.train import OPTIMIZERS, Checkpoint, fit
 from neuvar.train import checkpoint as checkpoint_module
-from neuvar.train.checkpoint import random_state, set_random_state
 from tests.toy import same
 from tests.trainings import (
     Chunks,
@@ -37,7 +37,9 @@ def looks(model):
     return {"norm": float(sum(x.double().square().sum() for x in state(model)))}
 
 
-def trained(name, *, stop=-1, checkpoint=None, seed=0, penalty=None, known=False, **options):
+def trained(
+    name, *, stop=-1, checkpoint=None, seed=0, penalty=None, known=False, epochs=EPOCHS, **options
+):
     """Train in objects of its own; what is asked for is in the options."""
     torch.manual_seed(seed)
     model = network(dropout=True, norm=True)
@@ -45,7 +47,7 @@ def trained(name, *, stop=-1, checkpoint=None, seed=0, penalty=None, known=False
     schedule = StepLR(opt, 1, gamma=0.7)
     torch.manual_seed(seed)
     result = fit(
-        model, Chunks(stop=stop), opt, epochs=EPOCHS, schedule=schedule, checkpoint=checkpoint,
+        model, Chunks(stop=stop), opt, epochs=epochs, schedule=schedule, checkpoint=checkpoint,
         measure=looks, measure_perturbed=lambda m: {"noisy": looks(m)["norm"]},
         penalty=penalty() if penalty else None, **options,
     )  # fmt: skip
@@ -139,6 +141,33 @@ class TestResume:
         assert result == expected
         assert same(resumed, weights)
 
+    @pytest.mark.parametrize("known", [False, True])
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_the_end_is_saved(self, tmp_path, name, known):
+        """With clean weights; further epochs are those of a training that never ended."""
+        path = tmp_path / "c.pt"
+        _, weights, _ = trained(name, known=known, checkpoint=Checkpoint(path, every=math.inf))
+        model = network(dropout=True, norm=True)
+        model.load_state_dict(torch.load(path, weights_only=True)["fit"]["model"])
+        assert same(state(model), weights)
+        expected, weights, _ = trained(name, known=known, epochs=5)
+        result, resumed, _ = trained(name, known=known, epochs=5, seed=9, checkpoint=path)
+        assert result == expected
+        assert same(resumed, weights)
+
+    def test_an_end_that_was_loaded_is_not_saved_again(self, tmp_path):
+        path = tmp_path / "c.pt"
+        trained("sgd", checkpoint=path)
+        before = path.stat().st_mtime_ns, path.stat().st_ino
+        trained("sgd", checkpoint=path)
+        assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+
+    def test_a_training_that_diverged_has_no_end(self, tmp_path):
+        model = network(relu=True)
+        opt = optimizer("sgd", model, lr=1e30)
+        assert not fit(model, Chunks(), opt, epochs=2, checkpoint=tmp_path / "c.pt").finished
+        assert not list(tmp_path.iterdir())
+
     def test_from_an_earlier_checkpoint(self, tmp_path):
         """What was done since the last checkpoint is done again."""
         expected, weights, _ = trained("nvrm-sgd")
@@ -230,7 +259,8 @@ class TestBSchedule:
 class TestTheFile:
     def test_nothing_is_written_too_early(self, tmp_path):
         saved = Checkpoint(tmp_path / "c.pt", every=3600)
-        trained("sgd", checkpoint=saved)
+        with pytest.raises(StoppedError):
+            trained("sgd", stop=20, checkpoint=saved)
         assert not saved.due()
         assert not list(tmp_path.iterdir())
 
@@ -238,7 +268,7 @@ class TestTheFile:
         path = tmp_path / "a" / "b" / "c.pt"
         trained("nvrm-adam", checkpoint=Checkpoint(path, every=0))
         result = torch.load(path, weights_only=True)
-        assert result["format"] == 2
+        assert result["format"] == checkpoint_module.FORMAT
         assert result["fit"]["epoch"] == EPOCHS
         Checkpoint(path).remove()
         Checkpoint(path).remove()
@@ -273,7 +303,7 @@ class TestTheFile:
         trained("sgd", checkpoint=Checkpoint(path, every=0))
         whole = path.read_bytes()
         if kind == "pickle":  # code that would run if it were unpickled
-            torch.save({"format": 2, "outer": {}, "fit": print}, path)
+            torch.save({"format": 3, "outer": {}, "fit": print}, path)
         else:
             broken = {
                 "garbage": b"\x80garbage",
@@ -287,8 +317,8 @@ class TestTheFile:
 
     @pytest.mark.parametrize(
         "content",
-        [{"format": 1, "outer": {}, "fit": {}}, {"format": 2, "outer": {}}, [1, 2],
-         {"format": 2, "outer": 3, "fit": {}}, {"format": 2, "outer": {}, "fit": None}],
+        [{"format": 2, "outer": {}, "fit": {}}, {"format": 3, "outer": {}}, [1, 2],
+         {"format": 3, "outer": 3, "fit": {}}, {"format": 3, "outer": {}, "fit": None}],
         ids=str,
     )  # fmt: skip
     def test_another_content_is_refused(self, tmp_path, content):
@@ -395,11 +425,15 @@ class TestRandomStates:
 
         monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
         device = torch.device("cuda:1")
-        saved = random_state(device)
+        generators = Generators(device)
+        saved = generators.state_dict()
         expected = torch.rand(3)
         states["cuda:1"] = torch.tensor([8], dtype=torch.uint8)
-        set_random_state(device, saved)
+        generators.load_state_dict(saved)
         assert states["cuda:1"].item() == 7
         assert torch.equal(torch.rand(3), expected)
-        assert len(random_state(torch.device("cpu"))) == 1
+        cpu = Generators(torch.device("cpu"))
+        assert cpu.state_dict().keys() == {"torch"}
+        cpu.load_state_dict(saved)  # a training may resume on another device
+        assert torch.equal(torch.rand(3), expected)
         assert math.isfinite(float(torch.rand(())))

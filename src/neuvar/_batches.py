@@ -41,22 +41,29 @@ class Batches:
         batch_size = integer("batch_size", batch_size, low=1)
         self.is_pair = _is_pair(data)
         self.batches = data
-        if self.is_pair:
-            self.batches = _PairBatches(data[0], data[1], batch_size)
-        else:
+        if not self.is_pair:
             forms = "a pair of tensors, a DataLoader or another iterable of batches"
             check_iterable("data", data, forms)
+        elif any(part.ndim == 0 for part in data) or len(data[0]) != len(data[1]):
+            raise ValueError(
+                "inputs and targets must have the same length, "
+                f"got shapes {tuple(data[0].shape)} and {tuple(data[1].shape)}"
+            )
+        else:  # views, not copies
+            self.batches = list(zip(*(part.split(batch_size) for part in data), strict=True))
         self.device = next((p.device for p in model.parameters()), None)
         self._generators = Generators(self.device, None if self.is_pair else data)
         self._examples: int | None = None
-        self._versions = self.batches.versions() if self.is_pair else None
+        # Their version changes whenever they are written to.
+        self._tensors = [part for part in data if not part.is_inference()] if self.is_pair else []
+        self._versions = [part._version for part in self._tensors]
 
     @contextmanager
     def one_pass(self) -> Iterator[Iterator[Any]]:
         """Iterate over the data once."""
         with self._generators.rewound():
             yield (b if self.device is None else to_device(b, self.device) for b in self.batches)
-        if self.is_pair and self.batches.versions() != self._versions:
+        if [part._version for part in self._tensors] != self._versions:
             raise ValueError("the model changes its inputs in place, so passes see different data")
 
     def check_count(self, examples: int) -> None:
@@ -76,23 +83,12 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
 
 
-class _PairBatches:
-    """A pair of tensors, split into batches without copying."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int) -> None:
-        if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-            raise ValueError(
-                "inputs and targets must have the same length, "
-                f"got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
-            )
-        self.pair, self.batch_size = (inputs, targets), batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(part.split(self.batch_size) for part in self.pair), strict=True)
-
-    def versions(self) -> list[int]:
-        """Counters that change whenever the tensors are written to."""
-        return [part._version for part in self.pair if not part.is_inference()]
+def length(batches: Any) -> int | None:
+    """Number of batches, or None if unknown, as for an ``IterableDataset``."""
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def check_iterable(name: str, data: Any, accepted: str, *, many_times: bool = True) -> None:
@@ -174,7 +170,7 @@ def loader_generators(data: Any) -> list[torch.Generator]:
 
 
 class Generators:
-    """States of the generators that a model or data may draw from, saved when this is created.
+    """The generators that a model or data may draw from; saves their states when it is created.
 
     Always torch's global ones; with data, also NumPy's, Python's and those of the loader.
     """
@@ -183,33 +179,38 @@ class Generators:
         self.accelerator = device if device is not None and device.type != "cpu" else None
         self.has_data = data is not None
         self.of_loader = loader_generators(data)
-        self.saved = self._read()
+        self.saved = self.state_dict()
 
-    def _read(self) -> tuple[Any, ...]:
-        return (
-            torch.get_rng_state(),
-            torch.get_device_module(self.accelerator).get_rng_state(self.accelerator)
-            if self.accelerator is not None
-            else None,
-            [generator.get_state() for generator in self.of_loader],
-            # Datasets may draw from NumPy's global generator; we only save its state.
-            np.random.get_state() if self.has_data else None,  # noqa: NPY002
-            random.getstate() if self.has_data else None,
-        )
-
-    def _write(self, state: tuple[Any, ...]) -> None:
-        torch.set_rng_state(state[0])
+    def state_dict(self) -> dict[str, Any]:
+        """The present states, as plain numbers and tensors."""
+        state: dict[str, Any] = {"torch": torch.get_rng_state()}
         if self.accelerator is not None:
-            torch.get_device_module(self.accelerator).set_rng_state(state[1], self.accelerator)
-        for generator, own in zip(self.of_loader, state[2], strict=True):
-            generator.set_state(own)
+            module = torch.get_device_module(self.accelerator)
+            state["accelerator"] = module.get_rng_state(self.accelerator)
         if self.has_data:
-            np.random.set_state(state[3])  # noqa: NPY002
-            random.setstate(state[4])
+            # Datasets may draw from NumPy's global generator; we only save its state.
+            _, words, *others = np.random.get_state(legacy=True)  # noqa: NPY002
+            state["numpy"] = [torch.from_numpy(np.asarray(words, np.int64)), *others]
+            state["python"] = random.getstate()
+            state["loader"] = [generator.get_state() for generator in self.of_loader]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the generators to states of :meth:`state_dict`."""
+        torch.set_rng_state(state["torch"])
+        if self.accelerator is not None and "accelerator" in state:
+            module = torch.get_device_module(self.accelerator)
+            module.set_rng_state(state["accelerator"], self.accelerator)
+        if self.has_data:
+            words, *others = state["numpy"]
+            np.random.set_state(("MT19937", words.numpy().astype(np.uint32), *others))  # noqa: NPY002
+            random.setstate(state["python"])
+            for generator, own in zip(self.of_loader, state["loader"], strict=True):
+                generator.set_state(own)
 
     def restore(self) -> None:
         """Set all generators to their saved states."""
-        self._write(self.saved)
+        self.load_state_dict(self.saved)
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -230,12 +231,12 @@ class Generators:
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Use the saved states inside the block, then return to the states before it."""
-        before = self._read()
+        before = self.state_dict()
         self.restore()
         try:
             yield
         finally:
-            self._write(before)
+            self.load_state_dict(before)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -1,32 +1,51 @@
-"""Checkpoint files from which an interrupted training resumes."""
+"""Checkpoint files from which an interrupted training resumes, and what identifies a training."""
 
 from __future__ import annotations
 
+import functools
+import json
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from neuvar._atomic import replacing
+from neuvar._batches import Generators, loader_generators
 from neuvar._validate import boolean
-from neuvar.optim.layout import bare
-from neuvar.train.passes import Passes
+from neuvar.data.batches import HASHED_ROWS, digest
+from neuvar.noise import Draw
+from neuvar.optim.layout import bare, local
+from neuvar.optim.noisy_parameters import clean_copy
 
-FORMAT = 2
-REQUIRED = (
-    "model", "optimizer", "scaler", "schedule", "penalty",
-    "epoch", "batch", "curves", "sums", "random", "passes", "fingerprint",
-)  # fmt: skip
+FORMAT = 3
+
+Fingerprint = dict[str, Any]
+"""What identifies a training: names with plain values; a value that begins with # is a hash."""
+
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+"""Options of an optimizer that do not change its results."""
+
+CHANGING = ("last_epoch", "base_lrs", "T_cur", "T_i", "verbose", "training", "tasks")
+"""Attributes of schedules, losses and penalties that change during training."""
 
 
 class Checkpoint:
-    """A file to which a training is saved from time to time, and from which it resumes.
+    """A file to which a training is saved from time to time and at its end, to resume from it.
 
     The file is replaced atomically, and read with ``weights_only=True``, so nothing in it is ever
-    executed.
+    executed. After the training it holds the clean weights:
+    ``model.load_state_dict(torch.load(path)["fit"]["model"])``.
 
     It also identifies the training: the options of the optimizer and of :func:`fit`, and hashes of
     the data, their order and the initial weights. The file of another training is refused. You may
@@ -35,7 +54,7 @@ class Checkpoint:
 
     Args:
         path: the file.
-        every: seconds between two saves; 0 saves after each step.
+        every: seconds between two saves; 0 saves after each step, ``math.inf`` only at the end.
         strict: False also resumes from the file of another training whose tensors have the same
             shapes. Learning rate, b and other options are then those of the file.
 
@@ -98,54 +117,153 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
 
-def check_state(training: Any, state: dict[str, Any]) -> None:
-    """Refuse a saved state that does not fit a training, before anything is changed."""
-    if missing := [name for name in REQUIRED if name not in state]:
+def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, strict: bool) -> None:
+    """Refuse a saved state of another training than the one whose present state is ``own``."""
+    if missing := [name for name in ("model", "optimizer", *own) if name not in saved]:
         raise ValueError(f"the checkpoint has no {missing[0]!r}: it is not one of a training")
-    shapes, saved = _shapes(bare(training.model).state_dict()), _shapes(state["model"])
-    if shapes != saved:
-        name = next(n for n in (*shapes, *saved) if shapes.get(n) != saved.get(n))
-        raise ValueError(f"the checkpoint is of another model: {name!r} differs")
+    shapes, others = (
+        {name: getattr(x, "shape", None) for name, x in state["model"].items()}
+        for state in (own, saved)
+    )
+    for name in (*shapes, *others):
+        if name not in shapes or name not in others or shapes[name] != others[name]:
+            raise ValueError(f"the checkpoint is of another model: {name!r} differs")
     for name in ("schedule", "penalty", "b_schedule"):
-        if (getattr(training, name) is None) != (state.get(name) is None):
-            has = "without" if state.get(name) is None else "with"
+        if (own[name] is None) != (saved[name] is None):
+            has = "without" if saved[name] is None else "with"
             raise ValueError(f"the checkpoint is of a training {has} a {name}")
-    if training.scaler.is_enabled() != bool(state["scaler"]):
+    if bool(own["scaler"]) != bool(saved["scaler"]):
         raise ValueError("the checkpoint is of another precision: only fp16 has a scaler")
-    for name, present, known in (
-        ("optimizer", optimizer_name(training.optimizer), state.get("kind")),
-        ("number of batches", training.count, state.get("batches")),
-        ("accumulate", training.accumulate, state.get("accumulate")),
-    ):
-        if known is not None and known != present:
+    for name, known in saved["kind"].items():
+        if known is not None and known != own["kind"][name]:
+            present = own["kind"][name]
             raise ValueError(f"the checkpoint has another {name}: {known}, not {present}")
-    if isinstance(training.batches, Passes) != (state["passes"] is not None):
-        raise ValueError("the checkpoint has another kind of batches")
-    if state["epoch"] > training.epochs:
-        raise ValueError(f"the checkpoint has {state['epoch']} epochs, more than {training.epochs}")
+    if saved["epoch"] > epochs:
+        raise ValueError(f"the checkpoint has {saved['epoch']} epochs, more than {epochs}")
+    if strict:
+        _check_same(saved["fingerprint"], own["fingerprint"])
 
 
-def optimizer_name(optimizer: Optimizer) -> str:
-    """Class names of an optimizer and of the one inside it."""
-    inner = getattr(optimizer, "inner", None)
-    own = type(optimizer).__name__
-    return own if inner is None else f"{own} around {type(inner).__name__}"
+def _check_same(saved: Fingerprint, own: Fingerprint) -> None:
+    """Refuse another fingerprint, and name all differences."""
+    wrong = []
+    for name in own | saved:
+        known, present = saved.get(name), own.get(name)
+        if known != present:
+            hashed = any(isinstance(v, str) and v.startswith("#") for v in (known, present))
+            wrong.append(f"other {name}" if hashed else f"{name} {known!r}, not {present!r}")
+    if wrong:
+        raise ValueError(
+            f"the checkpoint is of another training: {'; '.join(wrong)}. Remove the file or use "
+            "another path; Checkpoint(path, strict=False) resumes from it anyway"
+        )
 
 
-def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    return {n: tuple(x.shape) if isinstance(x, Tensor) else None for n, x in state.items()}
+def weights_fingerprint(model: nn.Module) -> str:
+    """Hash of the clean weights of a model."""
+    made = filterfalse(is_lazy, bare(model).parameters())
+    return digest(local(clean_copy(p)) for p in made)
 
 
-def random_state(device: torch.device) -> list[Tensor]:
-    """States of torch's global generators."""
-    states = [torch.get_rng_state()]
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device))
-    return states
+def options_fingerprint(optimizer: Optimizer, parts: Mapping[str, Any]) -> Fingerprint:
+    """Options of an optimizer and of other parts of a training, as they are when it begins."""
+    options: Fingerprint = {}
+    hidden = ("params", "lr", "b", "drawn", "auto", "initial_lr", "initial_b", *IMPLEMENTATION)
+    for number, group in enumerate(optimizer.param_groups):
+        own = {key: value for key, value in group.items() if key not in hidden}
+        own["number of parameters"] = len(group["params"])
+        for key in ("lr", "b"):
+            if key in group:
+                own[key] = group.get(f"initial_{key}", group[key])
+        if "auto" in group:
+            own["b"] = "auto"
+        if "drawn" in group:
+            draw = Draw(*group["drawn"])
+            own |= {"seed of the noise": draw.seed, "sampler": draw.sampler}
+        where = f" of parameter group {number}" if len(optimizer.param_groups) > 1 else ""
+        options |= {name + where: value for name, value in _plain(own).items()}
+    for name, part in parts.items():
+        for key, value in _describe(part).items():
+            options[f"{key} of the {name}" if key else name] = value
+    return options
 
 
-def set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    """Set torch's global generators to saved states."""
-    torch.set_rng_state(states[0])
-    if device.type != "cpu" and len(states) > 1:
-        torch.get_device_module(device).set_rng_state(states[1], device)
+def _describe(thing: Any) -> Fingerprint:
+    """The name of a function or class, under "", and its plain options."""
+    if thing is None:
+        return {"": None}
+    is_partial = isinstance(thing, functools.partial)
+    attributes = thing.keywords if is_partial else getattr(thing, "__dict__", {})
+    options = {
+        key: value
+        for key, value in attributes.items()
+        # Tensors, such as a penalty's latest value, may change.
+        if key[:1] != "_" and key not in CHANGING and not isinstance(value, Tensor)
+    }
+    if is_partial:
+        tensors = {key: v for key, v in attributes.items() if isinstance(v, Tensor)}
+        hashes = {key: digest([tensor]) for key, tensor in tensors.items()}
+        return _describe(thing.func) | _plain(options) | hashes
+    description = {"": getattr(thing, "__name__", type(thing).__name__)} | _plain(options)
+    if isinstance(thing, nn.Module):
+        description["buffers"] = digest(thing.buffers())
+    if isinstance(thing, (SequentialLR, ChainedScheduler)):
+        description["milestones"] = list(getattr(thing, "_milestones", []))
+        for number, part in enumerate(thing._schedulers):
+            for key, value in _describe(part).items():
+                description[f"{key or 'kind'} of part {number}"] = value
+    return description
+
+
+def _plain(options: Mapping[str, Any]) -> Fingerprint:
+    """The options that can be written as JSON, as they are when read again; also scalar tensors."""
+    plain = {}
+    for key, value in options.items():
+        with suppress(TypeError, ValueError, RuntimeError, AttributeError):
+            plain[key] = json.loads(json.dumps(value, default=lambda scalar: scalar.item()))
+    return plain
+
+
+def data_fingerprint(batches: Any, device: torch.device) -> Fingerprint:
+    """What identifies the batches; the states of all generators are kept."""
+    if callable(own := getattr(batches, "fingerprint", None)):
+        return dict(own())
+    if callable(epoch := getattr(batches, "epoch", None)):
+        # Batch k of epoch e is always the same, so one batch identifies order and data.
+        with Generators(device, batches).rewound():
+            batch = next(iter(epoch(0)))
+        return {"first batch": digest(part for part in batch if isinstance(part, Tensor))}
+    kind: Fingerprint = {"kind of batches": type(batches).__name__}
+    if isinstance(batches, (tuple, list)):
+        parts = [part for batch in batches for part in batch if isinstance(part, Tensor)]
+        return kind | {"data": digest(parts)}
+    if not isinstance(batches, DataLoader):
+        return kind
+    sampler: Any = batches if batches.batch_sampler is None else batches.batch_sampler
+    return kind | {
+        "batch_size": getattr(sampler, "batch_size", None),
+        "drop_last": getattr(sampler, "drop_last", None),
+        "sampler of the batches": type(batches.sampler).__name__,
+        "seeds of the batches": [g.initial_seed() for g in loader_generators(batches)],
+        "data": digest(_contents(batches.dataset)),
+    }
+
+
+def _contents(dataset: Any) -> Iterator[Tensor | NDArray[Any]]:
+    """Tensors, arrays and lists of integers that are attributes of a dataset."""
+    if isinstance(dataset, Subset):
+        yield np.asarray(dataset.indices)
+        yield from _contents(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from _contents(part)
+    else:
+        for value in getattr(dataset, "__dict__", {}).values():
+            if isinstance(value, list) and value and all(type(item) is int for item in value):
+                yield np.asarray(value)
+                continue
+            several = isinstance(value, (tuple, list))
+            for part in value[:: max(1, len(value) // HASHED_ROWS)] if several else [value]:
+                numeric = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+                if isinstance(part, Tensor) or numeric:
+                    yield part

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,17 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from neuvar._batches import Generators, check_iterable, describe, length
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
-from neuvar.measures.loss_and_accuracy import counted_targets, half_to_float
+from neuvar.measures.loss_and_accuracy import (
+    are_classes,
+    batch_weights,
+    counted_targets,
+    half_to_float,
+)
 from neuvar.noise import scale
 from neuvar.optim import NVRM
 from neuvar.optim.layout import bare
@@ -28,26 +35,21 @@ from neuvar.optim.wrapper import Wrapper
 from neuvar.schedule import BSchedule
 from neuvar.train.checkpoint import (
     Checkpoint,
+    Fingerprint,
     check_state,
-    optimizer_name,
-    random_state,
-    set_random_state,
+    data_fingerprint,
+    options_fingerprint,
+    weights_fingerprint,
 )
 from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of
-from neuvar.train.fingerprint import (
-    Fingerprint,
-    check_same,
-    data_fingerprint,
-    initial_weights,
-    options_fingerprint,
-    record_trained,
-)
-from neuvar.train.passes import Passes, length
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Observe = Callable[[tuple[Tensor, ...], Tensor], None]
 CHECK_EVERY = 20
 """Batches between two checks that the loss is finite: each check waits for the device."""
+
+_TRAINED: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+"""Hashes of a model's weights before and after its training in this process."""
 
 
 class EpochsOfBatches(Protocol):
@@ -151,35 +153,22 @@ def fit(
     >>> result.status, result.curves["loss"][1] < result.curves["loss"][0]
     ('finished', True)
     """
-    by_number = callable(getattr(batches, "epoch", None))
-    loop = Loop(
-        model=model,
-        batches=batches if by_number else Passes(batches),  # type: ignore[arg-type]
-        optimizer=optimizer,
-        epochs=integer("epochs", epochs, low=0),
-        loss=loss,
-        schedule=schedule,
-        b_schedule=b_schedule,
-        penalty=penalty,
-        clip=scale("clip", clip),
-        accumulate=integer("accumulate", accumulate, low=1),
-        precision=precision,
-        measure=measure,
-        measure_perturbed=measure_perturbed,
-        observe=observe,
-        progress=progress,
-        writer=writer,
-    )
+    if isinstance(checkpoint, (str, Path)):
+        checkpoint = Checkpoint(checkpoint)
+    loop = Loop(**locals())  # its first fields are the arguments
     if checkpoint is None:
         return loop.run()
-    loop.checkpoint = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
-    start = initial_weights(model)
-    loop.resume(start)
+    # A model that was trained in this process and not changed since continues that training, for
+    # example after Ctrl-C in a notebook, or with the next of several tasks.
+    now = weights_fingerprint(model)
+    before, after = _TRAINED.get(bare(model), (now, now))
+    start = before if after == now else now
+    loop.resume(checkpoint, start)
     try:
         return loop.run()
     finally:
         with suppress(RuntimeError):  # do not hide the first exception
-            record_trained(model, start)
+            _TRAINED[bare(model)] = start, weights_fingerprint(model)
 
 
 class _DivergedError(Exception):
@@ -188,10 +177,10 @@ class _DivergedError(Exception):
 
 @dataclass
 class Loop:
-    """The state of a training; for the options see :func:`fit`."""
+    """A training and its state; for the options see :func:`fit`."""
 
     model: nn.Module
-    batches: EpochsOfBatches | Passes
+    batches: Any
     optimizer: Optimizer
     epochs: int
     loss: Loss
@@ -203,18 +192,26 @@ class Loop:
     precision: str
     measure: Measure | None
     measure_perturbed: Measure | None
+    checkpoint: Checkpoint | None
     observe: Observe | None
     progress: Callable[[float], None] | None
     writer: Any
-    checkpoint: Checkpoint | None = None
     epoch: int = 0
     batch: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.epochs = integer("epochs", self.epochs, low=0)
+        self.clip = scale("clip", self.clip)
+        self.accumulate = integer("accumulate", self.accumulate, low=1)
         self.device = device_of(self.model)
         autocast(self.device, self.precision)  # refuses an unknown precision
+        # Only numbered batches let a training resume inside an epoch.
+        self.numbered = callable(getattr(self.batches, "epoch", None))
+        if not self.numbered:
+            self._check_iterable()
+        self.generators = Generators(self.device, None if self.numbered else self.batches)
         self.count = length(self.batches)
         if self.count == 0:
             raise ValueError("batches is empty; a training needs at least one")
@@ -227,15 +224,34 @@ class Loop:
         if isinstance(self.penalty, SI) and isinstance(self.optimizer, SAM):
             raise ValueError("penalty SI needs one gradient per step, but SAM takes two")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._reset_sums()
+        # Over an epoch: losses, correct predictions, and the weights of both.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
 
-    def _reset_sums(self) -> None:
-        """Sums of losses, correct predictions and labels over an epoch."""
-        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+    def _check_iterable(self) -> None:
+        data = self.batches
+        if isinstance(data, (tuple, list)) and data and all(map(torch.is_tensor, data)):
+            raise ValueError(
+                "batches must hold one tuple (inputs, labels) per batch, got "
+                f"{describe(data)}; put the tensors into a DataLoader with TensorDataset"
+            )
+        accepted = "a neuvar.data.Batches, a DataLoader or another iterable of batches"
+        check_iterable("batches", data, accepted)
 
     def run(self) -> Fit:
+        """Train until the last epoch, or until the loss diverges."""
+        reason, trains = None, self.epoch < self.epochs
+        if isinstance(self.optimizer, Wrapper):
+            self.optimizer.train()
         try:
-            reason = self._run_epochs()
+            while self.epoch < self.epochs:
+                self._train_epoch()
+                self._record_metrics()
+                self.epoch, self.batch = self.epoch + 1, 0
+                self.sums.zero_()
+                if self.epoch < self.epochs:
+                    self._save_if_due()
+        except _DivergedError as error:
+            reason = str(error)
         except BaseException:
             with suppress(RuntimeError):  # do not hide the first exception
                 self._remove_noise()
@@ -244,6 +260,8 @@ class Loop:
         # No loss was computed after the last step.
         if reason is None and not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             reason = f"the weights were not finite after epoch {self.epoch}"
+        if reason is None and trains and self.checkpoint is not None:
+            self.checkpoint.write(self.state_dict())
         return Fit("diverged" if reason else "finished", reason, self.epoch, self.curves)
 
     def _remove_noise(self) -> None:
@@ -252,31 +270,13 @@ class Loop:
         elif isinstance(self.optimizer, SAM):
             self.optimizer.descend()
 
-    def _run_epochs(self) -> str | None:
-        """Train until the last epoch, or until the loss diverges; returns the reason for that."""
-        if isinstance(self.optimizer, Wrapper):
-            self.optimizer.train()
-        try:
-            while self.epoch < self.epochs:
-                self._train_epoch()
-                self._record_metrics()
-                self.epoch, self.batch = self.epoch + 1, 0
-                self._reset_sums()
-                self._save_if_due()
-        except _DivergedError as error:
-            return str(error)
-        return None
-
     def _save_if_due(self) -> None:
         if self.checkpoint is not None and self.checkpoint.due():
             self.checkpoint.write(self.state_dict())
 
     def _train_epoch(self) -> None:
         self.model.train()
-        stream = self.batches.epoch(self.epoch, start=self.batch)
-        count = self.count
-        # Only numbered batches let a training resume inside an epoch.
-        numbered = count is not None and not isinstance(self.batches, Passes)
+        stream, count = self._stream(), self.count
         while group := list(islice(stream, self.accumulate)):
             self._step(group)
             before, self.batch = self.batch, self.batch + len(group)
@@ -284,7 +284,7 @@ class Loop:
                 self._check_loss()
                 if self.progress is not None and count is not None:
                     self.progress((self.epoch + min(self.batch / count, 1.0)) / self.epochs)
-            if numbered and self.batch != count:
+            if self.numbered and count is not None and self.batch != count:
                 self._save_if_due()
         if not self.batch:
             raise ValueError(f"batches is empty in epoch {self.epoch + 1}")
@@ -293,6 +293,26 @@ class Loop:
             self.progress((self.epoch + 1) / self.epochs)
         if self.schedule is not None:
             self.schedule.step()
+
+    def _stream(self) -> Iterator[tuple[Tensor, ...]]:
+        """The rest of the batches of an epoch."""
+        if self.numbered:
+            yield from self.batches.epoch(self.epoch, start=self.batch)
+            return
+        for name in ("sampler", "batch_sampler"):
+            # Samplers of distributed training need the number of the epoch.
+            set_epoch = getattr(getattr(self.batches, name, None), "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self.epoch)
+        for batch in self.batches:
+            pair = isinstance(batch, (tuple, list)) and all(map(torch.is_tensor, batch[:2]))
+            if not pair or len(batch) < 2:
+                raise ValueError(
+                    "batches must give tuples that begin with a tensor of inputs and a tensor of "
+                    f"labels, got {describe(batch)}; for a DataLoader, let its collate_fn return "
+                    "(inputs, labels)"
+                )
+            yield tuple(batch)
 
     def _check_loss(self) -> None:
         if not math.isfinite(float(self.sums[0])):
@@ -341,18 +361,19 @@ class Loop:
             self.scaler.scale(value).backward()
 
     def _add_to_sums(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
-        used = counted_targets(self.loss, scores, labels)
-        number = len(labels) if used is None else used.sum()
-        self.sums[0] += value.double() * number
-        if scores.ndim == 2 and labels.shape == scores.shape[:1]:
-            correct = scores.argmax(1) == labels
+        weights = batch_weights(self.loss, scores, labels).to(self.device)
+        total = value.double() * weights[0]
+        # A mean over no labels, if the loss ignores all of the batch, is nan.
+        self.sums[0] += torch.where(weights[0] == 0, 0.0, total)
+        if are_classes(scores, labels):
+            used, correct = counted_targets(self.loss, scores, labels), scores.argmax(1) == labels
             self.sums[1] += (correct if used is None else correct & used).sum()
         else:
             self.sums[1] += math.nan
-        self.sums[2] += number
+        self.sums[2:] += weights
 
     def _record_metrics(self) -> None:
-        loss, accuracy = (self.sums[:2] / self.sums[2]).tolist()
+        loss, accuracy = (self.sums[:2] / self.sums[2:]).tolist()
         metrics = {"loss": loss} | ({} if math.isnan(accuracy) else {"running_accuracy": accuracy})
         optimizer = self.optimizer
         with eval_mode(self.model):
@@ -368,20 +389,24 @@ class Loop:
             if self.writer is not None:
                 self.writer.add_scalar(name, float(value), self.epoch + 1)
 
-    def resume(self, start: str) -> None:
+    def resume(self, checkpoint: Checkpoint, start: str) -> None:
         """Load the checkpoint if it has something for this training, which began at ``start``."""
-        assert self.checkpoint is not None
-        options = {"clip": self.clip, "precision": self.precision}
+        if getattr(self.batches, "persistent_workers", False):
+            raise ValueError(
+                "batches must be a DataLoader with persistent_workers=False if there is a "
+                "checkpoint: the random state of its workers cannot be saved"
+            )
         parts = {"loss": self.loss, "schedule": self.schedule, "penalty": self.penalty}
-        self.fingerprint = options_fingerprint(self.optimizer, parts) | options
+        self.fingerprint = options_fingerprint(self.optimizer, parts)
+        self.fingerprint |= {"clip": self.clip, "precision": self.precision}
         self.fingerprint |= data_fingerprint(self.batches, self.device) | {"initial weights": start}
-        if isinstance(self.batches, Passes):
-            self.batches.refuse_checkpoint()
-        if (saved := self.checkpoint.take()) is not None:
+        if (saved := checkpoint.take()) is not None:
             try:
-                self._load_state_dict(saved, strict=self.checkpoint.strict)
+                own = self.state_dict()
+                check_state(saved, own, epochs=self.epochs, strict=checkpoint.strict)
+                self._load_state_dict(saved)
             except BaseException:
-                self.checkpoint.give_back(saved)
+                checkpoint.give_back(saved)
                 raise
 
     def _parts(self) -> dict[str, Any]:
@@ -393,33 +418,34 @@ class Loop:
             "model": bare(self.model),
             "optimizer": self.optimizer,
             "scaler": self.scaler,
-            "passes": self.batches if isinstance(self.batches, Passes) else None,
+            "random": self.generators,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
         parts = self._parts()
         states = {n: None if part is None else part.state_dict() for n, part in parts.items()}
-        return states | {
-            "kind": optimizer_name(self.optimizer),
-            "batches": self.count,
+        wrapped = getattr(self.optimizer, "inner", None)
+        around = "" if wrapped is None else f" around {type(wrapped).__name__}"
+        kind = {
+            "optimizer": type(self.optimizer).__name__ + around,
+            "number of batches": self.count,
             "accumulate": self.accumulate,
+            "kind of batches": "numbered" if self.numbered else "iterable",
+        }
+        return states | {
+            "kind": kind,
             "epoch": self.epoch,
             "batch": self.batch,
             "curves": self.curves,
             "sums": self.sums,
-            "random": random_state(self.device),
             "fingerprint": self.fingerprint,
         }
 
-    def _load_state_dict(self, state: dict[str, Any], *, strict: bool) -> None:
-        check_state(self, state)
-        if strict:
-            check_same(state["fingerprint"], self.fingerprint)
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts().items():
             if part is not None:
                 part.load_state_dict(state[name])
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self.curves = {name: list(values) for name, values in state["curves"].items()}
         self.sums = state["sums"].to(self.device)
-        set_random_state(self.device, state["random"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +19,18 @@ from neuvar.optim import NVRM
 Builder = Callable[..., Optimizer]
 
 
-def _plain(inner: Builder) -> Builder:
-    def build(params: Any, *, model: Any, seed: int, **options: Any) -> Optimizer:
-        return inner(params, **options)
-
-    return build
+def _plain(inner: Builder, params: Any, *, model: Any, seed: int, **options: Any) -> Optimizer:
+    return inner(params, **options)
 
 
-def _nvrm(inner: Builder) -> Builder:
-    def build(
-        params: Any, *, model: Any, seed: int, b: Any = 0.0, noise: str = "gaussian", **options: Any
-    ) -> Optimizer:
-        return NVRM(inner(params, **options), model=model, b=b, noise=noise, seed=seed)
-
-    return build
+def _nvrm(inner: Builder, params: Any, *, model: Any, seed: int, **options: Any) -> Optimizer:
+    noise = {"b": options.pop("b", 0.0), "noise": options.pop("noise", "gaussian")}
+    return NVRM(inner(params, **options), model=model, seed=seed, **noise)
 
 
-def _sam(inner: Builder) -> Builder:
-    def build(params: Any, *, model: Any, seed: int, rho: float = 0.0, **options: Any) -> Optimizer:
-        return SAM(inner(params, **options), rho=rho)
-
-    return build
+def _sam(inner: Builder, params: Any, *, model: Any, seed: int, **options: Any) -> Optimizer:
+    rho = options.pop("rho", 0.0)
+    return SAM(inner(params, **options), rho=rho)
 
 
 def _psgd(params: Any, *, model: Any, seed: int, b: Any = 0.0, **options: Any) -> Optimizer:
@@ -49,16 +41,11 @@ def _sgld(params: Any, *, model: Any, seed: int, b: Any = 0.0, **options: Any) -
     return SGLD(params, temperature=scale("b", b) ** 2 / 2, seed=seed, **options)
 
 
+PLAIN = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 OPTIMIZERS: dict[str, Builder] = {
-    "sgd": _plain(torch.optim.SGD),
-    "adam": _plain(torch.optim.Adam),
-    "adamw": _plain(torch.optim.AdamW),
-    "nvrm-sgd": _nvrm(torch.optim.SGD),
-    "nvrm-adam": _nvrm(torch.optim.Adam),
-    "nvrm-adamw": _nvrm(torch.optim.AdamW),
-    "sam-sgd": _sam(torch.optim.SGD),
-    "sam-adam": _sam(torch.optim.Adam),
-    "sam-adamw": _sam(torch.optim.AdamW),
+    **{name: partial(_plain, inner) for name, inner in PLAIN.items()},
+    **{f"nvrm-{name}": partial(_nvrm, inner) for name, inner in PLAIN.items()},
+    **{f"sam-{name}": partial(_sam, inner) for name, inner in PLAIN.items()},
     "psgd": _psgd,
     "sgld": _sgld,
 }
@@ -114,8 +101,9 @@ def make_optimizer(
     options = {option: value for option, value in options.items() if value}
     if noise != "gaussian":
         options["noise"] = noise
-    model = params if isinstance(params, nn.Module) else None
-    params = params.parameters() if isinstance(params, nn.Module) else params
+    model = None
+    if isinstance(params, nn.Module):
+        model, params = params, params.parameters()
     try:
         return builder(params, model=model, seed=seed, lr=lr, weight_decay=weight_decay, **options)
     except TypeError as error:

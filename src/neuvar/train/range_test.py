@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuvar import data as data_
-from neuvar._batches import Batches, Generators, feed_batch, to_device
+from neuvar._batches import Batches, Generators, feed_batch, length, to_device
+from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.measures.variability import Curve, neural_variability, variability_curve
 from neuvar.optim import NVRM
 from neuvar.optim.auto_b import LEAST, SHARE
 from neuvar.train.evaluation import Loss
-from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean, init_lazy_layers
-from neuvar.train.passes import length
+from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,14 +120,18 @@ def find_b(
     trained = copy_clean(model).train()
     batches = _as_batches(data, trained, batch_size, seed)
     with Generators(batches.device, batches.batches).seeded(seed):
-        count = _count(batches)
+        count = length(batches.batches)
+        count = sum(1 for _ in _one_pass(batches, 0)) if count is None else count
+        if not count:
+            raise ValueError("data is empty; a training needs at least one batch")
         with closing(_repeat(batches)) as stream:
             one = next(stream)
             steps, examples = _budget(epochs * count / 10, _examples_in(one), count)
             rest = itertools.islice(stream, count - 1)
             measured = first_examples(itertools.chain([one], rest), examples)
         first = _first_loss(trained, loss, measured)
-        inner = (optimizer or _default_optimizer)(trained.parameters())
+        params = trained.parameters()
+        inner = optimizer(params) if optimizer else torch.optim.SGD(params, lr=0.1, momentum=0.9)
         noisy = NVRM(inner, model=trained, b="auto", noise=noise, seed=seed)
         groups = [group for group in noisy.param_groups if "auto" in group]
         weights = [p for group in groups for p in group["params"] if p.requires_grad]
@@ -149,10 +154,6 @@ def find_b(
     return FoundB(chosen, curve, first, steps, f"After {steps} steps {because}")
 
 
-def _default_optimizer(params: Any) -> Optimizer:
-    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-
-
 def _budget(steps: float, size: int, count: int) -> tuple[int, int]:
     """Training steps and measured examples that together cost this many steps.
 
@@ -173,10 +174,13 @@ def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batc
     if isinstance(data, data_.Split):
         data = data_.Batches(data, avoid_single(len(data.images), batch_size), seed=seed)
     elif isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_numeric, data)):
-        data = pair = _as_tensors(data, model)
-        if all(part.ndim for part in pair) and len(pair[0]) == len(pair[1]):
-            order = torch.randperm(len(pair[0]), generator=torch.Generator().manual_seed(seed))
-            data = tuple(part[order.to(part.device)] for part in pair)
+        inputs, targets = (_as_tensor(part, model) for part in data)
+        if not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool):
+            targets = targets.long()
+        data = inputs, targets
+        if inputs.ndim and targets.ndim and len(inputs) == len(targets):
+            order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+            data = tuple(part[order.to(part.device)] for part in data)
             batch_size = avoid_single(len(order), batch_size)
     return Batches(data, batch_size=batch_size, model=model)
 
@@ -191,33 +195,17 @@ def _is_numeric(part: Any) -> bool:
     )
 
 
-def _as_tensors(pair: Any, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Inputs and targets: floats in the type of the model's weights, integer targets as int64."""
-    inputs, targets = map(_as_tensor, pair)
+def _as_tensor(part: Any, model: nn.Module) -> Tensor:
+    """A tensor, array or list as a tensor; floats get the type of the model's weights."""
+    if not isinstance(part, Tensor):
+        array = np.asarray(part)
+        if array.dtype.kind not in "biufc":
+            raise ValueError(f"data must be numbers, got an array of {array.dtype}")
+        # A copy in native byte order: torch supports no other, and warns of read-only arrays.
+        part = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    if targets.is_floating_point():
-        targets = targets.to(kind)
-    elif not (targets.is_complex() or targets.dtype == torch.bool):
-        targets = targets.long()
-    return inputs.to(kind) if inputs.is_floating_point() else inputs, targets
-
-
-def _as_tensor(part: Any) -> Tensor:
-    if isinstance(part, Tensor):
-        return part
-    array = np.asarray(part)
-    if array.dtype.kind not in "biufc":
-        raise ValueError(f"data must be numbers, got an array of {array.dtype}")
-    # A copy in native byte order: torch supports no other, and warns of read-only arrays.
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-
-
-def _count(batches: Batches) -> int:
-    count = length(batches.batches)
-    count = sum(1 for _ in _one_pass(batches, 0)) if count is None else count
-    if not count:
-        raise ValueError("data is empty; a training needs at least one batch")
-    return count
+    tensor: Tensor = part.to(kind) if part.is_floating_point() else part
+    return tensor
 
 
 def _one_pass(batches: Batches, number: int) -> Iterator[Any]:
@@ -281,7 +269,9 @@ def _train(model: nn.Module, loss: Loss, batches: Iterator[Any], optimizer: NVRM
 def _first_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
     """The loss before training; also initializes lazy layers."""
     try:
-        init_lazy_layers(model, lambda: feed_batch(model, batches[0]))
+        if any(map(is_lazy, model.parameters())):
+            with torch.no_grad(), eval_mode(model):
+                feed_batch(model, batches[0])
         return neural_variability(model, loss, batches, b=0.0, draws=4).clean
     except RuntimeError as error:
         kinds = {part.dtype for part in _parts(batches[0]) if isinstance(part, Tensor)}
