@@ -159,9 +159,8 @@ def main():
                 with redirect_stdout(io.StringIO()):
                     result = fine_tune(tokenizer, pretrained, *data, **settings)
                 results[b].append(result)
-                print(
-                    f"seed {seed}, b={b}:", " ".join(f"{value:.3f}" for value in result), flush=True
-                )
+                cells = " ".join(f"{value:.3f}" for value in result)
+                print(f"seed {seed}, b={b or 0}: {cells}", flush=True)
     print(f"\nmean ± standard deviation, n = {options.seeds}")
     print(" | ".join(COLUMNS))
     for b, rows in results.items():

@@ -17,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 import neuvar
 from neuvar.integrations.huggingface import NVRMTrainer
+from neuvar.integrations.noise_metrics import noise_metrics
 
 BATCH, STEPS, CLASSES = 8, 8, 3
 IDS = torch.randint(3, 30, (48, 6), generator=torch.Generator().manual_seed(0))
@@ -74,11 +75,14 @@ def smoothed_loss(logits, labels, smoothing):
 
 
 def train_by_hand(*, parts=1, clip=0.0, smoothing=0.0, precision=None, b=0.05):
-    """Train without a framework; returns the clean weights and predictions after each step."""
+    """Train without a framework; returns the clean weights and predictions after each step.
+
+    b and δ are those between the backward pass and the step.
+    """
     model = make_model()
     optimizer = neuvar.NVRMAdamW(model.parameters(), lr=1e-2, b=b)
     autocast = torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None)
-    weights, predictions, scales = [], [], []
+    weights, predictions, measured = [], [], []
     batches = [slice(k * BATCH, (k + 1) * BATCH) for k in range(len(DATA) // BATCH)]
     for step in range(STEPS):
         model.train()
@@ -92,6 +96,7 @@ def train_by_hand(*, parts=1, clip=0.0, smoothing=0.0, precision=None, b=0.05):
             loss = loss / parts
             optimizer.report_loss(loss)
             loss.backward()
+        measured.append(noise_metrics(optimizer))
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -100,8 +105,7 @@ def train_by_hand(*, parts=1, clip=0.0, smoothing=0.0, precision=None, b=0.05):
         with optimizer.denoised(), torch.no_grad(), autocast:
             weights.append({key: value.clone() for key, value in model.state_dict().items()})
             predictions.append(model(input_ids=IDS).logits.float())
-        scales.append(optimizer.param_groups[0]["b"])
-    return weights, predictions, scales
+    return weights, predictions, measured
 
 
 def assert_same(found, expected):
@@ -124,7 +128,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_evaluation_and_checkpoint_is_clean(tmp_path, case, b):
     options, by_hand = CASES[case]
-    weights, predictions, scales = train_by_hand(b=b, **by_hand)
+    weights, predictions, measured = train_by_hand(b=b, **by_hand)
     model, record = make_model(), Recorder()
     trainer = (Trainer if b != "auto" else NVRMTrainer)(
         model,
@@ -146,9 +150,10 @@ def test_every_evaluation_and_checkpoint_is_clean(tmp_path, case, b):
     assert_same(load_file(tmp_path / "last" / "model.safetensors"), weights[-1])
     assert torch.equal(torch.from_numpy(trainer.predict(DATA).predictions), predictions[-1])
     if b == "auto":
-        logged = [entry["b"] for entry in trainer.state.log_history if "b" in entry]
-        assert logged == scales
-        assert len(set(scales)) > 1
+        logged = [entry for entry in trainer.state.log_history if "b" in entry]
+        assert [{key: entry[key] for key in ("b", "delta")} for entry in logged] == measured
+        assert len({values["b"] for values in measured}) > 1
+        assert any(values["delta"] for values in measured)
 
 
 def make_trainer(folder, *, b, dropout=0.0, **options):

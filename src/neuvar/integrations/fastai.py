@@ -6,10 +6,15 @@ Give the model to the optimizer:
 
 from __future__ import annotations
 
-from fastai.callback.core import Callback
-from fastai.callback.fp16 import MixedPrecision
-
 from neuvar.optim import optimizer_of
+
+try:
+    from fastai.callback.core import Callback
+    from fastai.callback.fp16 import MixedPrecision
+except ImportError as missing:
+    raise ImportError(
+        'neuvar.integrations.fastai needs fastai: pip install "neuvar[fastai]"'
+    ) from missing
 
 
 class ReportLoss(Callback):

@@ -1,7 +1,7 @@
 """Weight noise and wrong labels in the Trainer of Hugging Face.
 
 ``Trainer(optimizers=(neuvar.NVRMAdamW(model, ...), None))`` needs nothing from here.
-:class:`NVRMTrainer` adds ``b="auto"``, b in the logs, and an observer of the labels.
+:class:`NVRMTrainer` adds ``b="auto"``, b and δ in the logs, and an observer of the labels.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from neuvar.cleaning import LabelObserver
+from neuvar.integrations.noise_metrics import noise_metrics
 from neuvar.optim import NVRM
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+except ImportError as missing:
+    raise ImportError(
+        'neuvar.integrations.huggingface needs transformers: pip install "neuvar[huggingface]"'
+    ) from missing
 
 INDEX = "index"
 """Key of an example's number in a batch."""
@@ -51,6 +58,7 @@ class NVRMTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         self.b, self.observer = b, observer
+        self._noise: dict[str, float] = {}
         super().__init__(*args, **kwargs)
         if b is not None and self.optimizer is not None:
             raise ValueError("b is for the Trainer's own optimizer; leave out b or optimizers")
@@ -81,10 +89,22 @@ class NVRMTrainer(Trainer):
                 self.observer.update(numbers, _logits(outputs), labels)
         return (loss, outputs) if return_outputs else loss
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients; before they are clipped, measure b and δ for the logs."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        step, every = self.state.global_step + 1, max(self.state.logging_steps, 1)
+        due = step % every == 0 or (step == 1 and self.args.logging_first_step)
+        optimizer = self._nvrm()
+        if optimizer is not None and due and self.accelerator.sync_gradients:
+            scaler = self.accelerator.scaler
+            self._noise = noise_metrics(optimizer)
+            self._noise["delta"] /= 1.0 if scaler is None else scaler.get_scale()
+        return loss
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log b with the training loss."""
-        if "loss" in logs and (optimizer := self._nvrm()) is not None:
-            logs["b"] = optimizer.param_groups[0]["b"]
+        """Log b and δ with the training loss."""
+        if "loss" in logs:
+            logs |= self._noise
         super().log(logs, *args, **kwargs)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:

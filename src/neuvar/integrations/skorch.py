@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from skorch import NeuralNet
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from neuvar.cleaning import LabelObserver
 from neuvar.optim import NVRM
+
+try:
+    from skorch import NeuralNet
+except ImportError as missing:
+    raise ImportError(
+        'neuvar.integrations.skorch needs skorch: pip install "neuvar[skorch]"'
+    ) from missing
 
 
 class NVRMNet(NeuralNet):
