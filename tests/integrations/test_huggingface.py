@@ -132,7 +132,8 @@ def test_every_evaluation_and_checkpoint_is_clean(tmp_path, case, b):
     model, record = make_model(), Recorder()
     trainer = (Trainer if b != "auto" else NVRMTrainer)(
         model,
-        make_arguments(tmp_path, eval_strategy="steps", eval_steps=1, save_steps=1, **options),
+        # The Trainer calls optimizer.eval() before an evaluation, so half of the saves have none.
+        make_arguments(tmp_path, eval_strategy="steps", eval_steps=2, save_steps=1, **options),
         train_dataset=DATA,
         eval_dataset=DATA,
         compute_metrics=record,
@@ -145,7 +146,8 @@ def test_every_evaluation_and_checkpoint_is_clean(tmp_path, case, b):
     for step in range(STEPS):
         saved = load_file(tmp_path / f"checkpoint-{step + 1}" / "model.safetensors")
         assert_same(saved, weights[step])
-        assert torch.equal(record.predictions[step], predictions[step])
+    for found, expected in zip(record.predictions, predictions[1::2], strict=True):
+        assert torch.equal(found, expected)
     trainer.save_model(tmp_path / "last")
     assert_same(load_file(tmp_path / "last" / "model.safetensors"), weights[-1])
     assert torch.equal(torch.from_numpy(trainer.predict(DATA).predictions), predictions[-1])
