@@ -31,6 +31,7 @@ class Finding:
     Attributes:
         experiment: the claim.
         scale: at which scale.
+        name: the name of its files and of its section on the page.
         results: the recorded runs, in the order of the experiment.
         diverged: those of them that diverged.
         panels: the figure.
@@ -39,11 +40,13 @@ class Finding:
         planned: number of runs of the scale.
         recorded: how many of these are recorded.
         trials: fewest and most finished trials of a setting.
+        n: the same as text, such as "3", or "0–3" if settings differ.
         command: the command that produces these results.
     """
 
     experiment: Experiment
     scale: Scale
+    name: str
     results: tuple[Result, ...]
     diverged: tuple[Result, ...]
     panels: tuple[Panel, ...]
@@ -52,18 +55,8 @@ class Finding:
     planned: int
     recorded: int
     trials: tuple[int, int]
+    n: str
     command: str
-
-    @property
-    def name(self) -> str:
-        """The name of its files and of its section on the page."""
-        return f"{self.experiment.name}-{self.scale}"
-
-    @property
-    def n(self) -> str:
-        """The number of trials, such as "3", or "0–3" if settings differ."""
-        few, most = self.trials
-        return str(most) if few == most else f"{few}–{most}"
 
     @property
     def tally(self) -> str:
@@ -167,14 +160,15 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
         asked = next(enough, most)
 
     # A setting is what a run shares with its other trials.
-    setting = {
-        key: json.dumps({k: v for k, v in as_dict(run).items() if k not in ("seed", "label_seed")})
-        for key, run in known.items()
-    }
+    setting = {}
+    for key in planned.keys() | found.keys():
+        values = as_dict(known[key]).items()
+        setting[key] = json.dumps({k: v for k, v in values if k not in ("seed", "label_seed")})
     settings = {setting[key] for key in planned}
     recorded = Counter(setting[key] for key in found)
     finished = Counter(setting[key] for key, result in found.items() if result.finished)
     counts = [finished[one] for one in settings | finished.keys()]
+    trials = min(counts, default=0), max(counts, default=0)
     verdict, short = experiment.check(results), sum(recorded[one] < 2 for one in settings)
     if short and verdict.outcome != "undecided":
         why = f"{short} of {len(settings)} settings have fewer than two trials yet. "
@@ -182,6 +176,7 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
     return Finding(
         experiment=experiment,
         scale=scale,
+        name=f"{experiment.name}-{scale}",
         results=results,
         diverged=tuple(result for result in results if not result.finished),
         panels=tuple(experiment.panels(results)),
@@ -189,6 +184,7 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
         verdict=verdict,
         planned=len(planned),
         recorded=sum(key in found for key in planned),
-        trials=(min(counts, default=0), max(counts, default=0)),
+        trials=trials,
+        n="–".join(str(count) for count in dict.fromkeys(trials)),
         command=command(experiment, scale, asked),
     )
