@@ -20,9 +20,12 @@ FRAMEWORKS = {
     "loggers": "lightning",
     "peft": "peft",
     "skorch": "skorch",
-    "ray_train": "ray",
+    "ray_train": "pydantic",
 }
-"""The package that the test, the module and the page of this name need."""
+"""The package that the test, the module and the page of this name need.
+
+Ray is in the dev extra, but Ray Train also needs pydantic.
+"""
 
 
 def framework_of(path: Path) -> str | None:
@@ -57,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if framework := framework_of(item.path):
             item.add_marker(pytest.mark.integrations)
-            if framework == "ray":  # Ray Data, which Ray Train imports, warns of its own options
+            if framework == "pydantic":  # Ray Data warns of options that Ray Train sets
                 item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
             elif item.path.suffix == ".md":  # frameworks warn of what is not ours
                 item.add_marker(pytest.mark.filterwarnings("default"))
