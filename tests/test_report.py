@@ -75,6 +75,19 @@ class TestGather:
         some = {k: v for k, v in lines(e).items() if v["run"]["noise_rate"] < 0.4}
         assert report.gather({"cpu": some}, [e])[0].findings[0].trials == (0, 3)
 
+    def test_a_setting_with_one_trial_leaves_a_claim_undecided(self):
+        e = replace(named("ewc"), check=lambda results: Verdict("true", "Better."))
+        for trials, verdict in (
+            (2, Verdict("true", "Better.")),
+            (1, Verdict("undecided", "1 of 2 settings have fewer than two trials yet. Better.")),
+        ):
+            some = {
+                key: line
+                for key, line in lines(e).items()
+                if line["run"]["b"] == 0 or line["run"]["seed"] < trials
+            }
+            assert report.gather({"cpu": some}, [e])[0].findings[0].verdict == verdict
+
     def test_further_trials_are_found_and_the_command_asks_for_them(self):
         finding = found("forgetting", trials=7)
         assert finding.tally == "21 runs (9 planned, 12 extra trials)"
