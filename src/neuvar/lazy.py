@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def attach(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(package: str, **names: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make ``__getattr__`` and ``__dir__`` for a package.
 
-    Type checkers do not see them: the package also imports the names ``if TYPE_CHECKING``. A name
-    must differ from every submodule but itself, because importing a submodule sets the attribute
-    of this name.
+    Type checkers do not see them: the package also imports the names ``if TYPE_CHECKING``. No
+    function may have the name of a submodule, whose import would set the attribute.
 
     Args:
         package: its ``__name__``.
-        homes: for each name the submodule that defines it; a submodule is its own home.
+        **names: for each submodule the names that come from it, separated by spaces; its own name
+            is the submodule itself.
     """
+    homes = {name: home for home, own in names.items() for name in own.split()}
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -30,7 +29,4 @@ def attach(
         setattr(sys.modules[package], name, value)  # the next use does not come here
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
-
-    return find, names
+    return find, lambda: sorted({*vars(sys.modules[package]), *homes})

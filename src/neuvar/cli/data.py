@@ -11,9 +11,7 @@ from pathlib import Path
 
 from neuvar._validate import one_of
 from neuvar.cli.command_line import add_command, aligned
-from neuvar.data.catalogue import ENTRIES, Entry
-from neuvar.data.classes import COARSE_NAMES
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import COARSE_NAMES, ENTRIES, DataError, Entry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,10 +88,13 @@ def _list(options: argparse.Namespace) -> int:
 
 def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     """The folders of this machine that hold a data set, each once."""
-    from neuvar.data import cache, folders, loading  # imports torch
+    from neuvar.data import cache, loading  # imports torch
 
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
-    paths = [loading.find_locally(entry, folder), *(folders.find(entry, p) for p in system)]
+    paths = [
+        loading.find_locally(entry, folder),
+        *(loading.find_in_folder(entry, p) for p in system),
+    ]
     try:
         if cache.has(entry):
             paths.append(cache.folder() / entry.name)
@@ -107,7 +108,7 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
 
 def _verify(options: argparse.Namespace) -> int:
     """Read each copy and report all that are damaged."""
-    from neuvar.data import cache, folders  # imports numpy
+    from neuvar.data import cache, loading  # imports torch
 
     damaged = copies = 0
     for entry in _entries(options.names) or ENTRIES.values():
@@ -120,7 +121,7 @@ def _verify(options: argparse.Namespace) -> int:
                 if path == cache.folder() / entry.name:
                     cache.read(entry)
                 else:
-                    folders.read(entry, path)
+                    loading.read_folder(entry, path)
             except DataError as error:
                 damaged += 1
                 print(f"{entry.name}: {path} is damaged: {error}", file=sys.stderr)

@@ -19,8 +19,7 @@ from neuvar.cli.command_line import add_results, non_negative, paragraph
 from neuvar.cli.data import places_of
 from neuvar.cli.progress import Forecast, RunTimes, SweepProgress, duration
 from neuvar.cli.run_selection import find_experiments, labels, only, runs_of
-from neuvar.data.catalogue import ENTRIES
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import ENTRIES, DataError
 from neuvar.engine import ENGINES, Results, SweepSpec, sweep
 from neuvar.engine.sweeps import worker_devices
 from neuvar.experiments import EXPERIMENTS

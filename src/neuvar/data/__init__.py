@@ -6,29 +6,16 @@ from neuvar.lazy import attach as _attach
 
 if TYPE_CHECKING:
     from neuvar.data.batches import Augmentation, Batches, Normalization, normalization
+    from neuvar.data.catalogue import DataError
     from neuvar.data.dataset import Dataset, Split, mnist_excerpt
-    from neuvar.data.errors import DataError
     from neuvar.data.loading import LOADERS, NAMES, cifar10, cifar100, fashion_mnist, load, mnist
 else:
     __getattr__, __dir__ = _attach(
         __name__,
-        {
-            "LOADERS": "loading",
-            "NAMES": "loading",
-            "Augmentation": "batches",
-            "Batches": "batches",
-            "DataError": "errors",
-            "Dataset": "dataset",
-            "Normalization": "batches",
-            "Split": "dataset",
-            "cifar10": "loading",
-            "cifar100": "loading",
-            "fashion_mnist": "loading",
-            "load": "loading",
-            "mnist": "loading",
-            "mnist_excerpt": "dataset",
-            "normalization": "batches",
-        },
+        batches="Augmentation Batches Normalization normalization",
+        catalogue="DataError",
+        dataset="Dataset Split mnist_excerpt",
+        loading="LOADERS NAMES cifar10 cifar100 fashion_mnist load mnist",
     )
 
 __all__ = [

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,12 +94,10 @@ def normalization(images: Tensor, *, mean: str = "channel") -> Normalization:
 class Batches:
     """Batches of a data set that stays in memory as uint8, on any device.
 
-    The order and the augmentation of an epoch depend only on the seed and the epoch number, and are
-    the same on every device. So a run can resume with the batches it would have had:
-    ``batches.epoch(3)``, or ``batches.epoch(3, start=17)`` inside an epoch.
-
-    Each batch is a tuple of float images, shape (batch, channels, height, width), and labels. A
-    loop ``for images, labels in batches`` takes the next epoch each time.
+    A batch is a tuple of float images, shape (batch, channels, height, width), and labels. The
+    order and the augmentation of an epoch depend only on the seed and the epoch's number, so a run
+    can resume with the batches it would have had: ``batches.epoch(3, start=17)``. A loop
+    ``for images, labels in batches`` takes the next epoch each time.
 
     Args:
         data: a split, or tensors of the same length, the first of which holds uint8 images. A batch
@@ -143,10 +142,8 @@ class Batches:
         self.next_epoch = 0
         self._images = images.to(device)
         self._others = [other.to(device) for other in others]
-        self._seed = seed
-        self._shuffle = shuffle
+        self._seed, self._shuffle, self._drop_last = seed, shuffle, drop_last
         self._augment = augment
-        self._drop_last = drop_last
         self._scale, self._shift = _scale_and_shift(normalize, self._images)
 
     def __len__(self) -> int:
@@ -154,9 +151,8 @@ class Batches:
         return count // size if self._drop_last else -(-count // size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        number = self.next_epoch
         self.next_epoch += 1
-        return self.epoch(number)
+        return self.epoch(self.next_epoch - 1)
 
     def order(self, number: int) -> Tensor:
         """Indices of the images of an epoch in its order: int64 on the CPU, shape (n,)."""
@@ -186,25 +182,23 @@ class Batches:
     def _epoch(self, number: int, start: int) -> Iterator[tuple[Tensor, ...]]:
         device, size = self._images.device, self.batch_size
         order = self.order(number).to(device)
-        augment = self._augmentation(number)
+        draws: Sequence[Any] = ()
+        augment: Callable[..., Tensor] | None = None
+        if self._augment is not None:
+            draws, pad = self._draws(number), self._augment.pad
+            if device.type == "cpu":
+                augment = _Cropper((min(size, len(order)), *self._images.shape[1:]), pad)
+            else:
+                draws = [torch.from_numpy(draw).to(device) for draw in draws]
+                augment = partial(crop_and_flip, pad=pad)
         for batch in range(start, len(self)):
             rows = slice(batch * size, (batch + 1) * size)
             index = order[rows]
-            images = augment(self._images.index_select(0, index), rows)
+            images = self._images.index_select(0, index)
+            if augment is not None:
+                images = augment(images, *(draw[rows] for draw in draws))
             images = images.to(torch.float32).mul_(self._scale).add_(self._shift)
             yield (images, *(other.index_select(0, index) for other in self._others))
-
-    def _augmentation(self, number: int) -> Callable[[Tensor, slice], Tensor]:
-        """Augmentation of an epoch: a function of some images and their positions in the epoch."""
-        if self._augment is None:
-            return lambda images, _: images
-        pad, (top, left, flip) = self._augment.pad, self._draws(number)
-        if self._images.device.type == "cpu":
-            most = min(self.batch_size, len(self._images))
-            cropper = _Cropper((most, *self._images.shape[1:]), pad)
-            return lambda images, rows: cropper(images, top[rows], left[rows], flip[rows])
-        drawn = [torch.from_numpy(draw).to(self._images.device) for draw in (top, left, flip)]
-        return lambda images, rows: crop_and_flip(images, *(d[rows] for d in drawn), pad=pad)
 
     def _draws(self, number: int) -> tuple[NDArray[Any], ...]:
         """First row and column of each crop of an epoch, and whether it is flipped."""
@@ -218,7 +212,7 @@ class Batches:
         # numpy joins the parts of a seed as 32-bit words. Each part is checked to be one word, so
         # different seeds and epochs have different streams.
         assert self._seed is not None
-        return np.random.Generator(np.random.PCG64([self._seed, number, purpose]))
+        return np.random.default_rng([self._seed, number, purpose])
 
 
 def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from neuvar._atomic import UNFINISHED, replacing
 from neuvar.data import idx
-from neuvar.data.catalogue import Arrays, Entry
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import Arrays, DataError, Entry
 
 DOWNLOAD = ".download-"
 DAY = 24 * 60 * 60

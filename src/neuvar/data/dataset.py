@@ -26,8 +26,7 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        value: Any
-        for name, value in (("images", self.images), ("labels", self.labels)):
+        for name, value in vars(self).items():
             if not isinstance(value, Tensor):
                 hint = "; use its .noisy" if hasattr(value, "noisy") else ""
                 raise ValueError(f"{name} must be a tensor, got {type(value).__name__}{hint}")
@@ -65,14 +64,9 @@ class Dataset:
 
 def splits(arrays: Mapping[str, NDArray[Any]], labels: str = "labels") -> tuple[Split, Split]:
     """Training and test split from arrays named train_images, train_labels, ..."""
-    train, test = (
-        Split(
-            torch.from_numpy(arrays[f"{split}_images"]),
-            torch.from_numpy(arrays[f"{split}_{labels}"].astype(np.int64)),
-        )
-        for split in ("train", "test")
-    )
-    return train, test
+    images = [torch.from_numpy(arrays[f"{split}_images"]) for split in ("train", "test")]
+    classes = [torch.from_numpy(arrays[f"{s}_{labels}"]).long() for s in ("train", "test")]
+    return Split(images[0], classes[0]), Split(images[1], classes[1])
 
 
 def mnist_excerpt() -> Dataset:

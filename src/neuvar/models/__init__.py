@@ -15,16 +15,9 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = _attach(
         __name__,
-        {
-            "NETWORKS": "registry",
-            "MultiHead": "perceptron",
-            "build": "registry",
-            "mlp": "perceptron",
-            "mobilenet_v2": "convolutional",
-            "multi_head": "perceptron",
-            "resnet": "convolutional",
-            "vgg": "convolutional",
-        },
+        convolutional="mobilenet_v2 resnet vgg",
+        perceptron="MultiHead mlp multi_head",
+        registry="NETWORKS build",
     )
 
 __all__ = [
