@@ -144,7 +144,10 @@ def lazy_names(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     for node in branch.body:
         submodule = node.module.removeprefix(package).removeprefix(".")
         seen |= {alias.name: submodule or alias.name for alias in node.names}
-    return seen, ast.literal_eval(branch.orelse[0].value.args[1])
+    homes = branch.orelse[0].value.keywords
+    table = [(name, home.arg) for home in homes for name in ast.literal_eval(home.value).split()]
+    assert len(dict(table)) == len(table)
+    return seen, dict(table)
 
 
 @pytest.mark.parametrize("folder", LAZY, ids=lambda f: f.name)
