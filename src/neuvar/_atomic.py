@@ -56,25 +56,18 @@ def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _exchange(unfinished, path)
+        old = unfinished.with_suffix(".old")
+        try:
+            if path.exists():
+                path.rename(old)
+            unfinished.rename(path)
+        finally:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         for parent in missing:  # innermost first
             with suppress(OSError):
                 parent.rmdir()
         raise
-
-
-def _exchange(new: Path, path: Path) -> None:
-    old = new.with_suffix(".old")
-    try:
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        raise
-    finally:
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)

@@ -18,15 +18,22 @@ def integer(name: str, value: Any, *, low: int | None = None, high: int | None =
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    too_low = low is not None and number is not None and number < low
-    too_high = high is not None and number is not None and number > high
-    if number is None or too_low or too_high:
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    if number is None or not least <= number <= most:
         if low is not None and high is not None:
             limits = f" from {low} to {high}"
         else:
             limits = f" >= {low}" if low is not None else f" <= {high}" if high is not None else ""
         raise ValueError(f"{name} must be an integer{limits}, got {value!r}")
     return number
+
+
+def sizes(name: str, values: Any, *, at_least: int = 1) -> tuple[int, ...]:
+    """A tuple of at least so many integers >= 1."""
+    items = tuple(values) if isinstance(values, Iterable) else ()
+    if len(items) < at_least:
+        raise ValueError(f"{name} must be {at_least} or more integers, got {values!r}")
+    return tuple(integer(name, item, low=1) for item in items)
 
 
 def seed(value: Any, name: str = "seed") -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from neuvar._validate import integer
-from neuvar.models.seeded import checked_sizes, seeded
+from neuvar._validate import integer, sizes
+from neuvar.models.seeded import seeded
 
 MOBILENET_STAGES = (
     (1, 16, 1, 1),
@@ -114,7 +114,7 @@ def resnet(
     >>> small(torch.zeros(2, 3, 32, 32)).shape, sum(p.numel() for p in small.parameters())
     (torch.Size([2, 10]), 308826)
     """
-    stages = checked_sizes("blocks", blocks, at_least=1)
+    stages = sizes("blocks", blocks)
     classes, width, channels = _checked(classes=classes, width=width, channels=channels)
 
     def make() -> ImageNetwork:
@@ -159,7 +159,7 @@ def vgg(
     >>> small(torch.zeros(2, 3, 32, 32)).shape, sum(p.numel() for p in small.parameters())
     (torch.Size([2, 10]), 612122)
     """
-    stages = checked_sizes("convolutions", convolutions, at_least=1)
+    stages = sizes("convolutions", convolutions)
     classes, width, channels = _checked(classes=classes, width=width, channels=channels)
 
     def make() -> ImageNetwork:
@@ -238,5 +238,5 @@ def mobilenet_v2(*, classes: int, seed: int, width: int = 32, channels: int = 3)
     return seeded(make, seed)
 
 
-def _checked(**sizes: int) -> tuple[int, ...]:
-    return tuple(integer(name, size, low=1) for name, size in sizes.items())
+def _checked(**counts: int) -> tuple[int, ...]:
+    return tuple(integer(name, count, low=1) for name, count in counts.items())

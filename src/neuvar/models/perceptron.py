@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from neuvar import _validate
 from neuvar._validate import integer
-from neuvar.models.seeded import checked_sizes, seeded
+from neuvar.models.seeded import seeded
 
 
 class Perceptron(nn.Module):
@@ -39,7 +40,7 @@ def mlp(sizes: Iterable[int] = (784, 1024, 1024, 10), *, seed: int) -> Perceptro
     >>> model(torch.zeros(2, 28, 28)).shape, sum(p.numel() for p in model.parameters())
     (torch.Size([2, 10]), 1863690)
     """
-    checked = checked_sizes("sizes", sizes, at_least=2)
+    checked = _validate.sizes("sizes", sizes, at_least=2)
     return seeded(lambda: Perceptron(checked), seed)
 
 
@@ -124,12 +125,12 @@ def _body_and_heads(sizes: object, tasks: int | None) -> tuple[tuple[int, ...], 
     """Sizes of the layers below the heads, and of each head."""
     every = tuple(sizes) if isinstance(sizes, Iterable) else ()
     if not every or not isinstance(every[-1], Iterable):
-        checked = checked_sizes("sizes", every or sizes, at_least=3)
+        checked = _validate.sizes("sizes", every or sizes, at_least=3)
         return checked[:-1], checked[-1:] * integer("tasks", 5 if tasks is None else tasks, low=1)
-    outputs = checked_sizes("sizes of the heads", every[-1], at_least=1)
+    outputs = _validate.sizes("sizes of the heads", every[-1], at_least=1)
     if tasks is not None and integer("tasks", tasks, low=1) != len(outputs):
         raise ValueError(f"tasks must be {len(outputs)}, one for each size, got {tasks!r}")
-    return checked_sizes("sizes", (*every[:-1], outputs[0]), at_least=3)[:-1], outputs
+    return _validate.sizes("sizes", (*every[:-1], outputs[0]), at_least=3)[:-1], outputs
 
 
 def _layers(sizes: tuple[int, ...]) -> list[nn.Module]:

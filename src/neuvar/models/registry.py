@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from neuvar import models
-from neuvar._validate import integer, one_of
+from neuvar._validate import integer, one_of, sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,11 +85,9 @@ def build(
     7850
     >>> del NETWORKS["linear"]
     """
-    from neuvar.models.seeded import checked_sizes
-
     options: dict[str, Any] = {}
     if width is not None:
         options["width"] = width
     if shape is not None:
-        options["shape"] = checked_sizes("shape", shape, at_least=1)
+        options["shape"] = sizes("shape", shape)
     return NETWORKS[one_of("name", name, NETWORKS)](classes=classes, seed=seed, **options)

@@ -1,9 +1,9 @@
-"""Initial weights that depend on a seed alone, and checks of layer sizes."""
+"""Initial weights that depend on a seed alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -36,11 +36,3 @@ def seeded(make: Callable[[], Model], seed: int) -> Model:
         else:
             assert not list(module.parameters(recurse=False)), f"no initialization for {module}"
     return model
-
-
-def checked_sizes(name: str, values: object, *, at_least: int) -> tuple[int, ...]:
-    """A tuple of at least so many integers >= 1."""
-    sizes = tuple(values) if isinstance(values, Iterable) else ()
-    if len(sizes) < at_least:
-        raise ValueError(f"{name} must be {at_least} or more integers, got {values!r}")
-    return tuple(_validate.integer(name, size, low=1) for size in sizes)
