@@ -76,7 +76,7 @@ def evaluate(
     (1000, True)
     """
     device = device_of(model)
-    autocast(device, precision)  # refuses an unknown precision before anything else
+    mixed_precision = autocast(device, precision)
     losses, weights, predictions, correct = [], [], [], []
     clean = held_clean(model.parameters(), even_if_perturbed=False)
     with torch.no_grad(), clean_weights(optimizer), clean, eval_mode(model):
@@ -84,7 +84,7 @@ def evaluate(
             if not len(labels):
                 continue  # the mean loss of an empty batch is nan
             inputs, labels = inputs.to(device), labels.to(device)  # noqa: PLW2901
-            with autocast(device, precision):
+            with mixed_precision:
                 scores = model(inputs, **arguments)
             count_examples(loss, scores, labels)  # refuses an unknown class
             losses.append(loss(half_to_float(scores), labels))

@@ -206,7 +206,7 @@ class Loop:
         self.clip = scale("clip", self.clip)
         self.accumulate = integer("accumulate", self.accumulate, low=1)
         self.device = device_of(self.model)
-        autocast(self.device, self.precision)  # refuses an unknown precision
+        self.autocast = autocast(self.device, self.precision)
         # Only numbered batches let a training resume inside an epoch.
         self.numbered = callable(getattr(self.batches, "epoch", None))
         if not self.numbered:
@@ -346,7 +346,7 @@ class Loop:
         self.optimizer.zero_grad()
         for number, batch in enumerate(group):
             inputs, labels = batch[0].to(self.device), batch[1].to(self.device)
-            with autocast(self.device, self.precision):
+            with self.autocast:
                 scores = self.model(inputs)
             value = self.loss(half_to_float(scores), labels)
             if count:
@@ -361,16 +361,15 @@ class Loop:
             self.scaler.scale(value).backward()
 
     def _add_to_sums(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
-        weights = batch_weights(self.loss, scores, labels).to(self.device)
-        total = value.double() * weights[0]
+        weight, number = batch_weights(self.loss, scores, labels).to(self.device).unbind()
         # A mean over no labels, if the loss ignores all of the batch, is nan.
-        self.sums[0] += torch.where(weights[0] == 0, 0.0, total)
+        total = torch.where(weight == 0, weight, value * weight)
         if are_classes(scores, labels):
             used, correct = counted_targets(self.loss, scores, labels), scores.argmax(1) == labels
-            self.sums[1] += (correct if used is None else correct & used).sum()
+            right = (correct if used is None else correct & used).sum(dtype=torch.float64)
         else:
-            self.sums[1] += math.nan
-        self.sums[2:] += weights
+            right = torch.full_like(number, math.nan)
+        self.sums += torch.stack([total, right, weight, number])
 
     def _record_metrics(self) -> None:
         loss, accuracy = (self.sums[:2] / self.sums[2:]).tolist()
