@@ -226,6 +226,16 @@ class Loop:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # Over an epoch: losses, correct predictions, and the weights of both.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        # What has a state dict. The first ones refuse another training before anything is loaded.
+        self.parts: dict[str, Any] = {
+            "b_schedule": self.b_schedule,
+            "penalty": self.penalty,
+            "schedule": self.schedule,
+            "model": bare(self.model),
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "random": self.generators,
+        }
 
     def _check_iterable(self) -> None:
         data = self.batches
@@ -403,27 +413,19 @@ class Loop:
             try:
                 own = self.state_dict()
                 check_state(saved, own, epochs=self.epochs, strict=checkpoint.strict)
-                self._load_state_dict(saved)
+                for name, part in self.parts.items():
+                    if part is not None:
+                        part.load_state_dict(saved[name])
             except BaseException:
                 checkpoint.give_back(saved)
                 raise
-
-    def _parts(self) -> dict[str, Any]:
-        """What has a state dict."""
-        return {
-            "b_schedule": self.b_schedule,
-            "penalty": self.penalty,
-            "schedule": self.schedule,
-            "model": bare(self.model),
-            "optimizer": self.optimizer,
-            "scaler": self.scaler,
-            "random": self.generators,
-        }
+            self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
+            self.curves = {name: list(values) for name, values in saved["curves"].items()}
+            self.sums = saved["sums"].to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
-        parts = self._parts()
-        states = {n: None if part is None else part.state_dict() for n, part in parts.items()}
+        states = {n: None if part is None else part.state_dict() for n, part in self.parts.items()}
         wrapped = getattr(self.optimizer, "inner", None)
         around = "" if wrapped is None else f" around {type(wrapped).__name__}"
         kind = {
@@ -440,11 +442,3 @@ class Loop:
             "sums": self.sums,
             "fingerprint": self.fingerprint,
         }
-
-    def _load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts().items():
-            if part is not None:
-                part.load_state_dict(state[name])
-        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
-        self.curves = {name: list(values) for name, values in state["curves"].items()}
-        self.sums = state["sums"].to(self.device)
