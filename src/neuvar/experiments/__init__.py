@@ -53,7 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 # It imports torch, which ``neuvar list`` does not need.
-__getattr__, __dir__ = attach(__name__, {"run_one": "runner"})
+__getattr__, __dir__ = attach(__name__, runner="run_one")
 
 __all__ = [
     "EXPERIMENTS",
