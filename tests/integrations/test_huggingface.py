@@ -17,7 +17,6 @@ from transformers import Trainer, TrainingArguments
 
 import neuvar
 from neuvar.integrations.huggingface import NVRMTrainer
-from neuvar.integrations.noise_metrics import noise_metrics
 
 BATCH, STEPS, CLASSES = 8, 8, 3
 IDS = torch.randint(3, 30, (48, 6), generator=torch.Generator().manual_seed(0))
@@ -96,7 +95,7 @@ def train_by_hand(*, parts=1, clip=0.0, smoothing=0.0, precision=None, b=0.05):
             loss = loss / parts
             optimizer.report_loss(loss)
             loss.backward()
-        measured.append(noise_metrics(optimizer))
+        measured.append(optimizer.noise_metrics())
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

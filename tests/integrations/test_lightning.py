@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import neuvar
 from neuvar.integrations.lightning import NeuralVariability, ObserveLabels
-from neuvar.integrations.noise_metrics import noise_metrics
 
 BATCH, EPOCHS, EXAMPLES, CLASSES = 8, 2, 48, 3
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -360,7 +359,7 @@ def test_delta_is_half_of_the_product_of_noise_and_gradient():
     cross_entropy(net(INPUTS.double()), LABELS).backward()
     clean = [p.detach().clone() for p in net.parameters()]
     noisy = neuvar.NVRMSGD(make_net().double(), lr=0.1, b=0.05)
-    assert noise_metrics(noisy) == {"b": 0.05, "delta": 0.0}
+    assert noisy.noise_metrics() == {"b": 0.05, "delta": 0.0}
     with optimizer.perturbed():
         seen = []
         hook = net.register_forward_pre_hook(
@@ -371,7 +370,7 @@ def test_delta_is_half_of_the_product_of_noise_and_gradient():
     product = sum(
         ((q - p) * own.grad).sum() for p, q, own in zip(clean, seen, net.parameters(), strict=True)
     )
-    assert noise_metrics(optimizer)["delta"] == pytest.approx(float(product) / 2, rel=1e-4)
+    assert optimizer.noise_metrics()["delta"] == pytest.approx(float(product) / 2, rel=1e-4)
 
 
 class Gan(L.LightningModule):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuvar.cleaning import LabelObserver
-from neuvar.integrations.noise_metrics import noise_metrics
 from neuvar.optim import NVRM
 
 try:
@@ -97,7 +96,7 @@ class NVRMTrainer(Trainer):
         optimizer = self._nvrm()
         if optimizer is not None and due and self.accelerator.sync_gradients:
             scaler = self.accelerator.scaler
-            self._noise = noise_metrics(optimizer)
+            self._noise = optimizer.noise_metrics()
             self._noise["delta"] /= 1.0 if scaler is None else scaler.get_scale()
         return loss
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from neuvar._batches import TARGET_KEYS
 from neuvar.cleaning import LabelObserver
-from neuvar.integrations.noise_metrics import noise_metrics
 from neuvar.optim import NVRM
 
 try:
@@ -35,8 +34,8 @@ class NeuralVariability(Callback):
 
     b and δ go to the loggers of the trainer and to the progress bar, as ``b`` and ``delta``. δ
     is what noise costs, :math:`L(\theta + \epsilon) - L(\theta)`, estimated from the gradient; see
-    :func:`~neuvar.integrations.noise_metrics.noise_metrics`. It is computed every
-    ``log_every_n_steps`` steps. With several optimizers, the names end in their number.
+    :meth:`neuvar.NVRM.noise_metrics`. It is computed every ``log_every_n_steps`` steps. With
+    several optimizers, the names end in their number.
 
     Args:
         prog_bar: whether to show b and δ in the progress bar.
@@ -67,7 +66,7 @@ class NeuralVariability(Callback):
         due = (steps // len(optimizers) + 1) % max(trainer.log_every_n_steps, 1) == 0
         if isinstance(optimizer, NVRM) and due:
             end = f"_{optimizers.index(optimizer)}" if len(optimizers) > 1 else ""
-            values = {name + end: value for name, value in noise_metrics(optimizer).items()}
+            values = {name + end: value for name, value in optimizer.noise_metrics().items()}
             pl_module.log_dict(values, prog_bar=self.prog_bar)
 
 
@@ -77,10 +76,8 @@ def _awaits(optimizer: NVRM) -> bool:
     Others are frozen by ``toggle_optimizer``, or still hold the gradients of their last step.
     """
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    pending = optimizer._reports.count or optimizer._reports.waiting
-    return bool(params) and bool(
-        pending or not any(p.grad is not None and p.grad.any() for p in params)
-    )
+    fresh = not any(p.grad is not None and p.grad.any() for p in params)
+    return bool(params) and (fresh or optimizer.losses_reported > 0)
 
 
 class ObserveLabels(Callback):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from neuvar import noise as noise_
 from neuvar._validate import one_of
 from neuvar.noise import Draw, Term
-from neuvar.optim.auto_b import AutoB, Reports, share
+from neuvar.optim.auto_b import AutoB, Reports, inner_product, share
 from neuvar.optim.forward import OWNERS, Noise, not_compiled
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
@@ -214,6 +214,28 @@ class NVRM(Wrapper):
             self._check_gradients()
             self._watch_gradients()
             self._reports.expect(loss, scale)
+
+    def noise_metrics(self) -> dict[str, float]:
+        r"""Give b and an estimate of δ, for logs. Call it between ``backward()`` and ``step()``.
+
+        δ is the rise of the loss by the noise, :math:`L(\theta + \epsilon) - L(\theta)`. It is
+        estimated from the gradient at the perturbed weights, without another forward pass:
+
+        .. math:: \delta \approx \tfrac12\, \epsilon \cdot \nabla L(\theta + \epsilon).
+
+        For a quadratic loss its mean over noise is that of δ, :math:`\tfrac12 b^2\,\mathrm{tr}\,H`.
+        The value of one step is noisy. Gradients must be unscaled and not yet clipped. b is that of
+        the first parameter group.
+        """
+        terms = self._weights.eps.items()
+        costs = [inner_product(term, p.grad) for p, term in terms if p.grad is not None]
+        delta = 0.5 * float(torch.stack(costs).sum()) if costs else 0.0
+        return {"b": float(self.param_groups[0]["b"]), "delta": delta}
+
+    @property
+    def losses_reported(self) -> int:
+        """Number of losses that were reported since the last step."""
+        return self._reports.count + self._reports.waiting
 
     def _check_gradients(self) -> None:
         """Drop reports whose gradients were dropped; gradients without a report are an error."""
