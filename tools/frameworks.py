@@ -1,4 +1,4 @@
-"""Which frameworks were tried, and what works: runs the tests and writes docs/frameworks.md.
+"""Which frameworks were tried, and what works: runs the tests and writes a table of them.
 
 Each cell of the table names tests. It says "yes" if all of them pass, "**no**" if one fails, or a
 number that leads to a sentence below the table. Run it in the environment of ``make integrations``:
@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGES = (ROOT / "docs" / "frameworks.md", ROOT / "README.md")
 BEGIN, END = "<!-- made by tools/frameworks.py -->", "<!-- end -->"
 COLUMNS = ("evaluation", "checkpoint", "resume", "accumulation", "clipping", "AMP", "auto")
 LIGHTNING = "test_evaluation_and_checkpoints_are_clean"
@@ -137,14 +137,15 @@ def table(rows: list[Row], found: dict[str, dict[str, bool]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help="put the table into the documents")
     options = parser.parse_args()
     made = table(ROWS, outcomes(tests_of(ROWS)))
     print(made)
     if options.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        text = f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
-        PAGE.write_text(text, encoding="utf-8")
+        for page in PAGES:
+            before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+            text = f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
