@@ -9,7 +9,7 @@ labels), as the Hausa news of github.com/uds-lsv/transfer-distant-transformer-af
 A BERT of two layers first learns to fill in masked words of the training titles, without labels. It
 is then fine-tuned on the labels from rules. The table has the accuracy on the test set after the
 last epoch, the fraction of wrong labels that the network gives back, and how well an observer of
-the training tells wrong labels from right ones. It takes about four minutes on one core.
+the training tells wrong labels from right ones. It takes about five minutes on one core.
 """
 
 import argparse

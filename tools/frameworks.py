@@ -22,6 +22,10 @@ PAGES = (ROOT / "docs" / "frameworks.md", ROOT / "README.md")
 BEGIN, END = "<!-- made by tools/frameworks.py -->", "<!-- end -->"
 COLUMNS = ("evaluation", "checkpoint", "resume", "accumulation", "clipping", "AMP", "auto")
 LIGHTNING = "test_evaluation_and_checkpoints_are_clean"
+TRAINER = "test_every_evaluation_and_checkpoint_is_clean"
+ACCELERATE = "test_evaluation_and_saved_weights_are_clean"
+SKORCH = FASTAI = "test_every_evaluation_is_clean"
+RAY = "test_evaluation_and_checkpoints_are_clean_also_after_a_restart"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class Why:
     """Why a cell is not "yes"."""
 
     sentence: str
+
+
+OWN_LOOP = Why("The loop is your own: call `optimizer.report_loss(loss)` before the backward pass.")
+RAY_LOOP = Why("The loop is your own: as in plain torch.")
+PEFT = Why("Lightning, the Trainer or Accelerate trains the model: see their rows.")
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,86 @@ ROWS = [
             "clipping": [f"{LIGHTNING}[clipping"],
             "AMP": [f"{LIGHTNING}[bf16", f"{LIGHTNING}[16-mixed"],
             "auto": ["test_auto_needs_no_callback", "test_b_and_delta_are_logged"],
+        },
+    ),
+    Row(
+        "Hugging Face Trainer",
+        "transformers",
+        "tests/integrations/test_huggingface.py",
+        {
+            "evaluation": [f"{TRAINER}[plain"],
+            "checkpoint": [f"{TRAINER}[plain", "test_load_best_model_at_end_loads_clean_weights"],
+            "resume": ["test_resumed_run_equals_an_uninterrupted_one"],
+            "accumulation": [f"{TRAINER}[accumulation"],
+            "clipping": [f"{TRAINER}[clipping"],
+            "AMP": [f"{TRAINER}[bf16"],
+            "auto": [TRAINER, "test_b_is_in_the_loggers"],
+        },
+    ),
+    Row(
+        "Accelerate",
+        "accelerate",
+        "tests/integrations/test_accelerate.py",
+        {
+            "evaluation": [ACCELERATE],
+            "checkpoint": [ACCELERATE],
+            "resume": ["test_a_loaded_state_continues_to_the_bit"],
+            "accumulation": [ACCELERATE],
+            "clipping": [ACCELERATE],
+            "AMP": [f"{ACCELERATE}[0.05-bf16", f"{ACCELERATE}[auto-bf16"],
+            "auto": OWN_LOOP,
+        },
+    ),
+    Row(
+        "PEFT, LoRA",
+        "peft",
+        "tests/integrations/test_peft.py",
+        {
+            "evaluation": ["test_saved_adapters_are_clean", "test_merged_model_is_clean"],
+            "checkpoint": ["test_saved_adapters_are_clean"],
+            **dict.fromkeys(("resume", "accumulation", "clipping", "AMP", "auto"), PEFT),
+        },
+    ),
+    Row(
+        "skorch",
+        "skorch",
+        "tests/integrations/test_skorch.py",
+        {
+            "evaluation": [f"{SKORCH}[plain", "test_grid_search_scores_clean_weights"],
+            "checkpoint": [f"{SKORCH}[plain", "test_checkpoint_loads_the_best_weights_clean"],
+            "resume": ["test_load_init_state_continues_to_the_bit"],
+            "accumulation": [f"{SKORCH}[accumulation"],
+            "clipping": [f"{SKORCH}[clipping"],
+            "AMP": [f"{SKORCH}[bf16"],
+            "auto": [SKORCH],
+        },
+    ),
+    Row(
+        "fastai",
+        "fastai",
+        "tests/integrations/test_fastai.py",
+        {
+            "evaluation": [f"{FASTAI}[plain", f"{FASTAI}[one cycle"],
+            "checkpoint": ["test_saved_and_exported_models_are_clean"],
+            "resume": ["test_loaded_learner_continues_to_the_bit"],
+            "accumulation": [f"{FASTAI}[accumulation"],
+            "clipping": [f"{FASTAI}[clipping"],
+            "AMP": Why("fastai has mixed precision for CUDA only, and our tests run on a CPU."),
+            "auto": [FASTAI],
+        },
+    ),
+    Row(
+        "Ray Train",
+        "ray",
+        "tests/integrations/test_ray_train.py",
+        {
+            "evaluation": [RAY],
+            "checkpoint": [RAY],
+            "resume": [RAY, "test_auto_is_alike_on_both_workers_also_after_a_restart"],
+            "accumulation": RAY_LOOP,
+            "clipping": [RAY],
+            "AMP": RAY_LOOP,
+            "auto": OWN_LOOP,
         },
     ),
 ]
