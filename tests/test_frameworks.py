@@ -41,6 +41,14 @@ def test_the_page_has_a_row_for_each_framework_without_a_no(tool):
         assert all(cell == "yes" or re.fullmatch(r"\(\d+\)", cell) for cell in cells)
 
 
+def test_the_readme_has_a_summary_of_the_page(tool):
+    made, shown = (
+        path.read_text(encoding="utf-8").split(tool.BEGIN)[1].split(tool.END)[0].strip()
+        for path in (tool.PAGE, tool.README)
+    )
+    assert shown == tool.summary(made)
+
+
 def test_versions_are_those_of_the_constraints(tool):
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     rows = rows_of_the_page()
