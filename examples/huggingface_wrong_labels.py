@@ -1,6 +1,6 @@
 """Fine-tune a small transformer on wrong labels, with and without weight noise.
 
-    python examples/huggingface_wrong_labels.py FOLDER
+    python examples/huggingface_wrong_labels.py FOLDER --results results/huggingface.jsonl
 
 FOLDER has tab-separated files with the columns news_title and label: train_clean.tsv (true
 labels), train_clean_noisy_labels.tsv (the same titles, labels from rules) and test.tsv (true
@@ -9,12 +9,13 @@ labels), as the Hausa news of github.com/uds-lsv/transfer-distant-transformer-af
 A BERT of two layers first learns to fill in masked words of the training titles, without labels. It
 is then fine-tuned on the labels from rules. The table has the accuracy on the test set after the
 last epoch, the fraction of wrong labels that the network gives back, and how well an observer of
-the training tells wrong labels from right ones. It takes about five minutes on one core.
+the training tells wrong labels from right ones. A seed takes less than two minutes on one core.
 """
 
 import argparse
 import csv
 import io
+import json
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -38,7 +39,7 @@ import neuvar
 from neuvar.integrations.huggingface import NVRMTrainer
 
 SCALES = (None, 0.01, 0.03, "auto")
-COLUMNS = ("b", "test accuracy", "wrong labels memorized", "AUROC of wrong labels", "last b")
+METRICS = ("test_accuracy", "memorized", "auroc", "last_b")
 
 
 def read(file):
@@ -93,7 +94,7 @@ def pretrain(tokenizer, titles, *, epochs, seed, folder):
 
 
 def fine_tune(tokenizer, pretrained, train, test, wrong, *, b, epochs, seed, folder):
-    """Train on the labels from rules; returns one number for each column."""
+    """Train on the labels from rules; returns a number for each metric."""
     config, encoder = pretrained
     set_seed(seed)
     config.num_labels = len(set(train[1]))
@@ -132,7 +133,8 @@ def fine_tune(tokenizer, pretrained, train, test, wrong, *, b, epochs, seed, fol
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder with the three files")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--results", type=Path, help="write one JSON line per run to this file")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--pretraining", type=int, default=10, help="epochs of masked words")
     options = parser.parse_args()
@@ -159,10 +161,14 @@ def main():
                 with redirect_stdout(io.StringIO()):
                     result = fine_tune(tokenizer, pretrained, *data, **settings)
                 results[b].append(result)
-                cells = " ".join(f"{value:.3f}" for value in result)
-                print(f"seed {seed}, b={b or 0}: {cells}", flush=True)
+                line = {"b": b or 0, "seed": seed, "epochs": options.epochs}
+                line |= dict(zip(METRICS, map(float, result), strict=True))
+                print(json.dumps(line), flush=True)
+                if options.results:
+                    with options.results.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
     print(f"\nmean ± standard deviation, n = {options.seeds}")
-    print(" | ".join(COLUMNS))
+    print(" | ".join(("b", *METRICS)))
     for b, rows in results.items():
         means, deviations = np.mean(rows, axis=0), np.std(rows, axis=0, ddof=1)
         cells = [f"{m:.3f} ± {d:.3f}" for m, d in zip(means, deviations, strict=True)]

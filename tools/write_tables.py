@@ -19,7 +19,7 @@ from neuvar.experiments.run_spec import as_dict, from_dict
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/huggingface.md"))
 
 
 def main() -> None:
@@ -137,6 +137,23 @@ def flatness_by_optimizer() -> dict[str, dict[str, list[float]]]:
     return values
 
 
+def huggingface() -> list[str]:
+    columns = {
+        "test_accuracy": "test accuracy",
+        "memorized": "wrong labels memorized",
+        "auroc": "AUROC of wrong labels",
+        "last_b": "b at the end",
+    }
+    rows = [f"| b | n | {' | '.join(columns.values())} |", "| --- |" + " ---: |" * 5]
+    trials: dict[str, list[dict[str, float]]] = {}
+    for line in lines("huggingface.jsonl"):
+        trials.setdefault(str(line["b"]), []).append(line)
+    for b, group in trials.items():
+        cells = [plain([line[metric] for line in group], 3) for metric in columns]
+        rows.append(f"| {b} | {len(group)} | {' | '.join(cells)} |")
+    return rows
+
+
 COLUMNS = {
     "fused": "torch, fused",
     "NVRM": "NVRM",
@@ -184,6 +201,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
     "cost": cost,
+    "huggingface": huggingface,
 }
 
 if __name__ == "__main__":
