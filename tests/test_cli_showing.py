@@ -98,7 +98,7 @@ def test_report_tells_verdicts_and_names_the_page(capsys, results, here):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].split() == ["no.", "experiment", "verdict", "scale", "n", "because"]
-    assert lines[1].split()[:6] == ["8", "labels", "?", "undecided", "cpu", "1–2"]
+    assert lines[1].startswith("8    labels      (?) preliminary: undecided so far  cpu    1–2  ")
     assert lines[1].endswith("3 results say little.")
     assert "not run" in lines[2]
     assert lines[-1] == "written: out/report/index.html"
@@ -109,7 +109,9 @@ def test_report_of_some_scales_elsewhere(capsys, results, here):
     options = "report labels --scale smoke cpu --out page --results results"
     code, out, _ = neuvar(capsys, *options.split())
     assert code == 0
-    assert [row.split()[4] for row in out.splitlines()[1:3]] == ["cpu", "smoke"]
+    rows = out.splitlines()[1:3]
+    assert ["undecided so far  cpu " in rows[0], "numbers only" in rows[1]] == [True, True]
+    assert "  smoke  " in rows[1]
     assert len(out.splitlines()) == 4
     assert (here / "page" / "index.html").exists()
 

@@ -159,7 +159,17 @@ class TestEveryExperiment:
             assert run.label_seed == run.seed
 
     @pytest.mark.parametrize("scale", SCALES)
-    @pytest.mark.parametrize("name", ["denoising", "noise-types", "pair-flips", "symmetric-flips"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "denoising",
+            "noise-types",
+            "pair-flips",
+            "symmetric-flips",
+            "robustness",
+            "generalization",
+        ],
+    )
     def test_where_b_is_chosen_images_are_held_out(self, name, scale):
         runs = [r for r in EXPERIMENTS[name].runs(scale, 1) if r.optimizer == "nvrm-sgd"]
         for run in runs:
@@ -179,7 +189,7 @@ class TestThePapersSettings:
                 assert run.augment
                 assert (run.images, run.test_images, run.width) == (0, 0, 0)
                 # Where b is chosen it is on a tenth of the training images, never on the test.
-                chooses = name in ("denoising", "noise-types")
+                chooses = name in ("denoising", "noise-types", "robustness", "generalization")
                 assert run.held_out == (5000 if chooses else 0)
                 assert run.momentum == (0.9 if run.model == "resnet-34" else 0.0)
                 assert run.drop_every == (60 if name == "gradient-noise" else 100)

@@ -131,7 +131,10 @@ class TestWhateverIsThere:
                 result(r, 0.5, status="diverged" if bool(r.b) == noisy else "finished")
                 for r in experiment.runs(scale, 3)
             ]
-            assert looked_at(experiment, results)[2].outcome == "undecided"
+            # NVRM alone diverged: that counts against it, but PSGD and other noise did so as well.
+            against_nvrm = noisy and name not in ("denoising", "noise-types")
+            outcome = looked_at(experiment, results)[2].outcome
+            assert outcome == ("false" if against_nvrm else "undecided")
 
     def test_the_order_of_lines_does_not_matter(self, name, scale):
         experiment = EXPERIMENTS[name]
@@ -147,7 +150,8 @@ class TestVerdicts:
         runs = EXPERIMENTS[name].runs(scale, 3)
         verdict = EXPERIMENTS[name].check([result(r, nvrm_ahead(r, by)) for r in runs])
         assert verdict.outcome == outcome, verdict.because
-        assert all("n = 3" in case for case in verdict.cases)
+        assert all("n = 3" in str(case) for case in verdict.cases)
+        assert verdict.preliminary  # three trials are few
 
     def test_no_difference(self, name, scale):
         runs = EXPERIMENTS[name].runs(scale, 3)
@@ -223,7 +227,7 @@ class TestChoices:
         ]  # fmt: skip
         verdict = EXPERIMENTS["pair-flips"].check(results)
         assert verdict.outcome == "true", verdict.because
-        assert ["n = 3" in case for case in verdict.cases] == [True] * (2 * 4)
+        assert ["n = 3" in str(case) for case in verdict.cases] == [True] * (2 * 4)
 
 
 class TestFindings:
@@ -249,8 +253,8 @@ class TestFindings:
         assert outcome((math.nan, 0.1)) == outcome(up, (math.nan, 0.1)) == "undecided"
         said = judge("Gain", [Case("A", up), Case("B", (), 2), Case("C", (0.1,), 1)])
         assert said.outcome == "undecided"  # nobody knows what the lost ones would have shown
-        assert said.because == "Gain: better in 1 case, no significant difference in 2."
-        assert said.cases == (
+        assert said.because == "Gain: better in 1 case, diverged in 2."
+        assert tuple(map(str, said.cases)) == (
             "A: 10.0 points higher (95 % interval 7.5 to 12.5, n = 3)",
             "B: nothing to compare, 2 diverged",
             "C: 10.0 points higher (n = 1, 1 diverged)",
@@ -302,10 +306,10 @@ class TestFindings:
             if found.finished:  # the gap of all but the lost trials is narrower beyond doubt
                 found.line["curves"]["train_accuracy"][-1] -= found.line["last"]["test_accuracy"]
         said = experiment.check(results).cases
-        gaps = [case for case in said if "generalization gap" in case]
+        gaps = [case for case in said if "generalization gap" in case.name]
         assert gaps
-        assert all("points lower" in case for case in gaps)
-        assert all("n = 2, 1 diverged" in case for case in said)
+        assert all("points lower" in str(case) for case in gaps)
+        assert all("n = 2, 1 diverged" in str(case) for case in said)
 
     def test_a_sharpness_that_was_not_finite(self):
         experiment = EXPERIMENTS["robustness"]
@@ -313,7 +317,7 @@ class TestFindings:
         for found in results:
             found.line["under_noise"]["expected_sharpness"][-1] = None
         panels, _, verdict = looked_at(experiment, results)
-        assert "nan" not in " ".join(verdict.cases)
+        assert "nan" not in " ".join(map(str, verdict.cases))
         assert any(math.isnan(y) for p in panels for line in p.lines for y in line.trials[0])
 
     def test_cells(self):

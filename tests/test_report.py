@@ -77,9 +77,10 @@ class TestGather:
 
     def test_a_setting_with_one_trial_leaves_a_claim_undecided(self):
         e = replace(named("ewc"), check=lambda results: Verdict("true", "Better."))
+        short = "1 of 2 settings have fewer than two trials yet."
         for trials, verdict in (
-            (2, Verdict("true", "Better.")),
-            (1, Verdict("undecided", "1 of 2 settings have fewer than two trials yet. Better.")),
+            (2, Verdict("true", "Better.", preliminary=True)),
+            (1, Verdict("undecided", f"{short} Better.", preliminary=True)),
         ):
             some = {
                 key: line
@@ -226,17 +227,21 @@ class TestTables:
         rows = text.splitlines()
         assert len(rows) == 2 + 7
         assert rows[2] == "| 1 | Robustness to weight noise | ✓ holds | paper | 5 | 15 of 15 runs |"
-        assert rows[4].endswith("| ✓ holds | cpu | 2–3 | 20 of 24 runs |")
-        assert rows[6].split(" | ")[2] == "✗ does not hold"
+        so_far = "| (✓) preliminary: holds so far | cpu | 2–3 | 20 of 24 runs |"
+        assert rows[4].endswith(so_far)
+        assert rows[6].split(" | ")[2] == "(✗) preliminary: does not hold so far"
         assert rows[7] == "| 4c | Tasks with heads of their own | – not run | – | – | – |"
-        assert rows[8].split(" | ")[2] == "? undecided"
+        assert rows[8].split(" | ")[2] == "(?) preliminary: undecided so far"
 
     def test_report_has_all_of_a_claim(self):
         text = report.report_markdown(report.gather(results(), claims()))
         for needed in (
             "## 4b. Elastic weight consolidation with variability",
             "> NVRM and EWC together are better than EWC alone.",
-            "✗ **does not hold**: Gain: worse in 1 case.\n\n- all: ",
+            "(✗) **preliminary: does not hold so far**: Gain: worse in 1 case.\n\n",
+            "](figures/ewc-cpu-verdict.svg)",
+            "| comparison | difference | 95 % interval | n | diverged | result |",
+            f"| all | {found('ewc').verdict.cases[0].numbers[0]} |",
             "](figures/ewc-cpu.svg)",
             "| method | last epoch | best epoch | n |",
             "n = 3 trials per setting; 6 of 6 runs, cpu scale.",
@@ -285,7 +290,9 @@ class TestDocuments:
         after = path.read_text()
         assert report.table_markdown(finding.table) in after
         assert "n = 3 trials per setting; 6 of 6 runs" in after
-        assert "✗ **does not hold**" in after
+        assert (
+            "(✗) **preliminary: does not hold so far**: Gain: worse in 1 case.\n<!-- end" in after
+        )
         assert "No results yet: `neuvar run split --scale paper`" in after
         assert report.summary_markdown(self.gathered()) in after
         between = re.compile(r"(<!-- begin (.*?) -->).*?(<!-- end)", re.S)
@@ -296,7 +303,7 @@ class TestDocuments:
         path.parent.mkdir()
         text = "".join(
             f"<!-- begin {what} {name} {scale} --><!-- end {what} {name} {scale} -->\n"
-            for what in ("settings", "figure")
+            for what in ("settings", "figure", "verdict")
             for name, scale in (("ewc", "cpu"), ("split", "paper"))
         )
         path.write_text(text)
@@ -306,6 +313,7 @@ class TestDocuments:
         assert report.insert(path, self.gathered(), figures=tmp_path / "report" / "figures")
         after = path.read_text()
         assert "(../report/figures/ewc-cpu.svg)" in after
+        assert "(../report/figures/ewc-cpu-verdict.svg)" in after
         assert f"```sh\n{finding.command}\n```" in after
         assert "Time for all runs in sequence: " in after
         assert "No results yet" not in after  # the marker for results says it
@@ -553,9 +561,11 @@ class TestPage:
         there = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
         names = [f.name for claim in written.claims for f in claim.findings]
         assert len(names) == 6
+        judged = [f.name for c in written.claims for f in c.findings if f.verdict.cases]
+        assert len(judged) == 5
         assert there == {"index.html", "report.md"} | {
             f"figures/{name}.{kind}" for name in names for kind in ("svg", "png")
-        }
+        } | {f"figures/{name}-verdict.svg" for name in judged}
         assert {p.relative_to(out).as_posix() for p in written.figures} < there
 
     def test_every_name_is_unique_and_every_link_leads_somewhere(self, written):
@@ -589,7 +599,9 @@ class TestPage:
 
     def test_every_panel_has_a_title_and_a_description(self, written):
         page = Page(written.page.read_text())
-        panels = sum(len(f.panels) for c in written.claims for f in c.findings)
+        panels = sum(
+            len(f.panels) + bool(f.verdict.cases) for c in written.claims for f in c.findings
+        )
         assert page.tags.count("desc") == panels
         assert written.page.read_text().count('role="img"') == panels
 
@@ -598,7 +610,8 @@ class TestPage:
         body = text[text.index("<body>") :]
         assert "stroke: var(--plain)" in body
         assert "fill: currentColor" in body
-        for colour in (*figures.COLOURS.values(), figures.INK, figures.GRID):
+        verdicts = (*figures.WORD_COLOURS.values(), figures.UNDECIDED)
+        for colour in (*figures.COLOURS.values(), *verdicts, figures.INK, figures.GRID):
             assert colour not in body
 
     def test_it_says_all_that_a_reader_needs(self, written):

@@ -87,15 +87,32 @@ def test_every_figure_is_seen(visit, written, scheme):
             assert near.sum() > 100, f"panel {i} has no line in the colour {colour}"
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_every_forest_plot_is_seen_and_its_numbers_fold_out(visit, written, width):
+    page = visit(viewport={"width": width, "height": 800}).page
+    judged = [f for c in written.claims for f in c.findings if f.verdict.cases]
+    plots = page.locator(".forest svg")
+    assert plots.count() == len(judged)
+    for i in range(plots.count()):
+        box = plots.nth(i).bounding_box()
+        assert 200 < box["width"] < 500
+        assert box["height"] > 60
+    (ewc,) = [f.verdict for f in judged if f.name == "ewc-cpu"]
+    numbers = page.locator("#ewc-cpu details td", has_text=ewc.cases[0].numbers[0])
+    assert not numbers.is_visible()
+    page.locator("#ewc-cpu summary", has_text="Comparisons in numbers").click()
+    assert numbers.is_visible()
+
+
 class TestTables:
     def order(self, page):
-        cells = page.locator("#ewc-cpu tbody tr th")
+        cells = page.locator("#ewc-cpu > .scroll tbody tr th")
         return cells.all_inner_texts()
 
     def test_numbers_sort_by_mean_both_ways_and_gaps_stay_last(self, visit):
         page = visit().page
         assert self.order(page) == ["b", "a", "d", "c", "gap"]
-        head = page.locator("#ewc-cpu thead th").nth(1)
+        head = page.locator("#ewc-cpu > .scroll thead th").nth(1)
         assert head.get_attribute("aria-sort") is None
         head.get_by_role("button").click()
         assert self.order(page) == ["a", "c", "b", "d", "gap"]
@@ -106,7 +123,7 @@ class TestTables:
 
     def test_words_sort_too_and_by_keyboard(self, visit):
         page = visit().page
-        heads = page.locator("#ewc-cpu thead th")
+        heads = page.locator("#ewc-cpu > .scroll thead th")
         heads.nth(1).get_by_role("button").click()
         heads.nth(0).get_by_role("button").focus()
         page.keyboard.press("Enter")
@@ -127,9 +144,10 @@ class TestFilters:
     def test_verdicts(self, visit):
         page = visit().page
         for value, names in (
-            ("false", ["ewc-cpu"]),
-            ("undecided", ["gradient-noise-cpu"]),
-            ("true", ["robustness-paper", "robustness-cpu", "pair-flips-cpu", "forgetting-cpu"]),
+            ("preliminary-false", ["ewc-cpu"]),
+            ("preliminary-undecided", ["gradient-noise-cpu"]),
+            ("preliminary-true", ["robustness-cpu", "pair-flips-cpu", "forgetting-cpu"]),
+            ("true", ["robustness-paper"]),
         ):
             button = page.locator(f'.chipbutton[value="{value}"]')
             button.click()
@@ -159,7 +177,7 @@ class TestFilters:
         page = visit().page
         page.locator("#scale").select_option("paper")
         assert shown(page, "article.finding") == ["robustness-paper"]
-        page.locator('.chipbutton[value="false"]').click()
+        page.locator('.chipbutton[value="preliminary-false"]').click()
         assert shown(page, ".claim") == []
         page.locator("#scale").select_option("cpu")
         assert shown(page, "article.finding") == ["ewc-cpu"]

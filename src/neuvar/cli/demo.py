@@ -59,8 +59,6 @@ def _demo(options: argparse.Namespace) -> int:
             print(paragraph(finding.experiment.settings(finding.scale), indent=2))
             rows = [[str(cell) for cell in row] for row in finding.table.rows]
             print(*("  " + line for line in aligned([finding.table.columns, *rows])), sep="\n")
-            for text in (finding.verdict.because, *finding.verdict.cases):
-                print(paragraph(text, indent=2))
     print()
     if not left:
         print("these are earlier results; neuvar demo --fresh trains again")

@@ -55,9 +55,9 @@ def _report(options: argparse.Namespace) -> int:
     report = write_claims(claims, options.out)
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:
-        e, reasons = claim.experiment, [f.verdict.because for f in claim.findings] or [""]
-        for (_, outcome, scale, n, _), because in zip(claim.rows(), reasons, strict=True):
-            rows.append((e.number, e.name, " ".join(VERDICTS[outcome]), scale, n, because))
+        e, reasons = claim.experiment, [f.because for f in claim.findings] or [""]
+        for (_, status, scale, n, _), because in zip(claim.rows(), reasons, strict=True):
+            rows.append((e.number, e.name, " ".join(VERDICTS[status]), scale, n, because))
     print(*aligned(rows), sep="\n")
     every = claims
     if options.into and (options.names or options.scale):  # documents may show the others

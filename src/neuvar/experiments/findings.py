@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neuvar._validate import one_of
-from neuvar.experiments.run_spec import Run
+from neuvar.experiments.run_spec import CHOICE_SEED, Run
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
 """Which method a line shows: a method has the same colour in every figure."""
@@ -111,12 +111,19 @@ class Verdict:
     Attributes:
         outcome: "true", "false" or "undecided".
         because: the reason, in a sentence.
-        cases: the comparisons that decided, each with its numbers.
+        cases: the comparisons that decided; ``str(case)`` is one with its numbers.
+        preliminary: whether more trials are to come: fewer than five, or not all that are planned.
     """
 
     outcome: Outcome
     because: str
-    cases: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+    preliminary: bool = False
+
+    @property
+    def status(self) -> str:
+        """The outcome, after "preliminary-" if it is."""
+        return f"preliminary-{self.outcome}" if self.preliminary else self.outcome
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,11 @@ class Result:
     def finished(self) -> bool:
         """Whether the run finished; otherwise it diverged."""
         return bool(self.line["status"] == "finished")
+
+    @property
+    def for_choice(self) -> bool:
+        """Whether the trial is for choosing b, and so is not judged."""
+        return self.run.seed >= CHOICE_SEED
 
     def curve(self, name: str) -> tuple[float, ...]:
         """A metric after each epoch, or after each task."""
@@ -169,6 +181,13 @@ def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]
     return tuple(better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys()))
 
 
+LEAST = 5
+"""A verdict on fewer trials is preliminary."""
+NO_CHOICE = "no b was chosen"
+WORDS = ("better", "worse", "no significant difference", "diverged", NO_CHOICE)
+"""What a case may show."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A comparison of two methods on one metric.
@@ -176,9 +195,14 @@ class Case:
     Attributes:
         name: what is compared.
         differences: one per trial; positive if it supports the claim.
-        lost: number of trials that diverged, whose difference is unknown.
+        lost: number of runs whose value is unknown, because they diverged.
         lower: whether lower values of the metric support the claim.
         percent: whether the metric is a share, to be shown in percentage points.
+        ratio: whether the metric is a logarithm, so that differences are shown as ratios.
+        failed: whether every trial of the method that the claim favours diverged, and not every
+            trial of the other method: that counts against the claim.
+        judged: whether it is part of the claim; otherwise it is only shown.
+        choice: how b was chosen, or "".
     """
 
     name: str
@@ -186,37 +210,62 @@ class Case:
     lost: int = 0
     lower: bool = False
     percent: bool = True
+    ratio: bool = False
+    failed: bool = False
+    judged: bool = True
+    choice: str = ""
 
     def outcome(self, confidence: float = 0.95) -> Outcome:
         """Whether the interval is above zero and no trial diverged ("true"), or below ("false")."""
-        if not self.differences:
-            return "undecided"
+        if self.failed or not self.differences:
+            return "false" if self.failed else "undecided"
         _, low, high = interval(self.differences, confidence)
         if high < 0:
             return "false"
         return "true" if low > 0 and not self.lost else "undecided"
 
-    def __str__(self) -> str:
-        lost = f", {self.lost} diverged" if self.lost else ""
+    @property
+    def word(self) -> str:
+        """What it shows, one of ``WORDS``."""
+        if self.choice == NO_CHOICE:
+            return NO_CHOICE
+        if self.failed or (self.lost and self.outcome() == "undecided"):
+            return "diverged"
+        return {"true": "better", "false": "worse"}.get(self.outcome(), WORDS[2])
+
+    @property
+    def n(self) -> int:
+        """Number of trials that are compared, or that diverged if all did."""
+        return len(self.differences) or self.lost
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """Mean difference and 95 % interval in words; empty without them."""
         if not self.differences:
-            return f"{self.name}: nothing to compare{lost}"
+            return "", ""
         mean, low, high = interval(self.differences)
         lower = self.lower
         if mean < 0:
             mean, low, high, lower = -mean, -high, -low, not lower
-        mean, low, high = ((100 * x if self.percent else x) for x in (mean, low, high))
-        form, unit = (".1f", " points") if self.percent else (".3g", "")
+        form, unit = ".3g", ""
+        if self.ratio:
+            mean, low, high = (math.exp(min(x, 700.0)) for x in (mean, low, high))
+            form, unit = ".2f" if mean < 10 else ".3g", " times"
+        elif self.percent:
+            mean, low, high = (100 * x for x in (mean, low, high))
+            form, unit = ".1f", " points"
+        between = f"{low:{form}} to {high:{form}}" if len(self.differences) > 1 else ""
+        return f"{mean:{form}}{unit} {'lower' if lower else 'higher'}", between
+
+    def __str__(self) -> str:
+        why = "diverged or without a finite, positive value" if self.ratio else "diverged"
+        lost = f", {self.lost} {why}" if self.lost else ""
+        if not self.differences:
+            nothing = NO_CHOICE if self.choice == NO_CHOICE else "nothing to compare"
+            return f"{self.name}: {nothing}{lost}"
+        mean, between = self.numbers
         n = f"n = {len(self.differences)}{lost}"
-        if math.isfinite(low):
-            n = f"95 % interval {low:{form}} to {high:{form}}, {n}"
-        return f"{self.name}: {mean:{form}}{unit} {'lower' if lower else 'higher'} ({n})"
-
-
-WORDS: dict[Outcome, str] = {
-    "true": "better in",
-    "false": "worse in",
-    "undecided": "no significant difference in",
-}
+        return f"{self.name}: {mean} ({f'95 % interval {between}, ' if between else ''}{n})"
 
 
 def judge(what: str, cases: Sequence[Case]) -> Verdict:
@@ -224,7 +273,8 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
 
     It is "true" if the 95 % interval of the mean difference is above zero in every case and no
     trial diverged. It is "false" if the interval is below zero in at least one case, at a level
-    that is corrected for the number of cases (Bonferroni). Otherwise it is "undecided".
+    that is corrected for the number of cases (Bonferroni), or if every trial of the favoured method
+    diverged in one. Otherwise it is "undecided". With fewer than five trials it is preliminary.
 
     Args:
         what: what is compared, without a full stop: "Test accuracy, NVRM-SGD against SGD".
@@ -233,20 +283,22 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     >>> cases = [Case("A", (0.2, 0.22, 0.21)), Case("B", (-0.2, -0.22, -0.21))]
     >>> judge("Gain", cases[:1]).outcome, judge("Gain", cases).outcome
     ('true', 'false')
-    >>> judge("Gain", cases).because
-    'Gain: better in 1 case, worse in 1.'
+    >>> judge("Gain", cases).because, judge("Gain", cases).preliminary
+    ('Gain: better in 1 case, worse in 1.', True)
     """
-    compared = [case for case in cases if case.differences or case.lost]
-    if not compared:
-        return Verdict("undecided", "There are no finished trials to compare.")
-    single = [case.outcome() for case in compared]
+    shown = tuple(c for c in cases if c.differences or c.lost or c.choice == NO_CHOICE)
+    judged = [case for case in shown if case.judged]
+    if not judged:
+        return Verdict("undecided", "There are no finished trials to compare.", shown, True)
     outcome: Outcome = "undecided"
-    if any(case.outcome(1 - 0.05 / len(compared)) == "false" for case in compared):
+    if any(case.outcome(1 - 0.05 / len(judged)) == "false" for case in judged):
         outcome = "false"
-    elif set(single) == {"true"}:
+    elif all(case.outcome() == "true" for case in judged):
         outcome = "true"
-    counts = [f"{words} {single.count(k)}" for k, words in WORDS.items() if k in single]
+    words = [case.word for case in judged]
+    counts = [f"{word} in {words.count(word)}" for word in WORDS if word in words]
     counts[0] += " case" if counts[0].endswith(" 1") else " cases"
-    if len(counts) == 1 and len(single) > 1:
+    if len(counts) == 1 and len(words) > 1:
         counts[0] = counts[0].replace(" in ", " in all ")
-    return Verdict(outcome, f"{what}: {', '.join(counts)}.", tuple(map(str, compared)))
+    few = any(case.n < LEAST for case in judged)
+    return Verdict(outcome, f"{what}: {', '.join(counts)}.", shown, few)

@@ -93,7 +93,7 @@ def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], flo
     made = []
     for data, rate in product(query.values(results, "data"), query.values(results, "noise_rate")):
         if trials := query.matching(results, data=data, noise_rate=rate):
-            b = query.chosen([r for r in trials if r.run.b], "b")
+            b = query.chosen(query.with_noise(trials), "b")
             made.append((data, rate, trials, b))
     return made
 
@@ -119,13 +119,11 @@ def panels(results: Sequence[Result]) -> list[Panel]:
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; the last is what a user without clean data gets."""
-    rows = []
-    for data, rate, trials, chosen in cases(results):
-        grid = query.values(trials, "b")
-        for b in grid:
-            mark = " (chosen)" if b and b == chosen and len(grid) > 2 else ""
-            words = (DATA_NAMES[data], f"{100 * rate:.0f} %", query.label_of_b("SGD", b) + mark)
-            rows.append((words, query.group(trials, b=b)))
+    settings = [
+        ((DATA_NAMES[data], f"{100 * rate:.0f} %"), trials)
+        for data, rate, trials, _ in cases(results)
+    ]
+    rows = query.rows_by_b(settings, "SGD")
     columns = {
         "test, last epoch": query.last("test_accuracy"),
         "test, best epoch": query.best("test_accuracy"),
@@ -138,12 +136,12 @@ def table(results: Sequence[Result]) -> Table:
 def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM-SGD tests better and memorizes fewer wrong labels, in every case."""
     compared = []
-    for data, rate, trials, b in cases(results):
-        plain, noisy = query.matching(trials, b=0.0), query.matching(trials, b=b)
+    for data, rate, trials, _ in cases(results):
+        pair = query.with_noise(trials), query.matching(trials, b=0.0)
         name = f"{DATA_NAMES[data]}, {100 * rate:.0f} %"
         compared += [
-            query.compare(f"{name}, test accuracy", noisy, plain, "test_accuracy"),
-            query.compare(f"{name}, wrong labels memorized", noisy, plain, "memorized", lower=True),
+            query.compare(f"{name}, test accuracy", *pair, "test_accuracy"),
+            query.compare(f"{name}, wrong labels memorized", *pair, "memorized", lower=True),
         ]
     return judge("At the last epoch, NVRM-SGD against SGD", compared)
 

@@ -23,12 +23,16 @@ EVAL_NOISE: dict[Scale, tuple[float, ...]] = {
     "cpu": (0.01, 0.02, 0.03, 0.04, 0.06, 0.08),
     "paper": (0.01, 0.012, 0.014, 0.016, 0.018, 0.02),
 }
+HELD_OUT: dict[Scale, str] = dict.fromkeys(
+    SIZES, " Where a network has several b, the one with the best held-out accuracy is compared."
+) | {"paper": " b is chosen on 5,000 training images that are held out, unlike in the paper."}
 
 
 def clean_runs(scale: Scale, families: Sequence[str], trials: int = 0) -> list[Run]:
     """Training on clean labels, then evaluation under weight noise, for experiment 1."""
     sets = ("cifar10", "cifar100") if scale == "paper" else (SIZES[scale]["data"],)
     evaluated: dict[str, Any] = {"eval_noise": EVAL_NOISE[scale], "reestimate": True}
+    evaluated |= {"held_out": 5000} if scale == "paper" else {}
     return [
         image_run(scale, family, b, seed, data=data, **evaluated)
         for seed in range(trials or TRIALS[scale])
@@ -78,25 +82,20 @@ def panels(results: Sequence[Result]) -> list[Panel]:
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; and with new statistics of batch normalization."""
-    rows = query.rows_by_b(networks(query.group(results)), "SGD")
+    rows = query.rows_by_b(networks(results), "SGD")
     gaps = {"gap, last epoch": lambda trials: Cell(tuple(gap(r)[-1] for r in trials))}
     return query.make_table(("network", "method"), rows, gaps | query.TEST_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether every b narrows the gap and improves the test accuracy."""
+    """Whether NVRM, at its chosen b, narrows the gap and improves the test accuracy."""
     cases = []
     for (name,), trials in networks(results):
-        plain = query.matching(trials, b=0.0)
-        if not query.group(plain):
-            continue
-        for b in filter(None, query.values(query.group(trials), "b")):
-            noisy, words = query.matching(trials, b=b), f"{name}, b = {b:g}"
-            last_gap, title = (lambda r: gap(r)[-1]), f"{words}, generalization gap"
-            cases += [
-                query.compare(title, noisy, plain, last_gap, lower=True),
-                query.compare(f"{words}, test accuracy", noisy, plain, "test_accuracy"),
-            ]
+        pair = query.with_noise(trials), query.matching(trials, b=0.0)
+        cases += [
+            query.compare(f"{name}, generalization gap", *pair, lambda r: gap(r)[-1], lower=True),
+            query.compare(f"{name}, test accuracy", *pair, "test_accuracy"),
+        ]
     return judge("At the last epoch, NVRM-SGD against SGD", cases)
 
 
@@ -110,7 +109,7 @@ EXPERIMENT = Experiment(
     runs=runs,
     settings=lambda scale: (
         f"Clean labels. {recipe(scale, ('vgg', 'mobilenet'))}The generalization "
-        "gap is training accuracy minus test accuracy."
+        f"gap is training accuracy minus test accuracy.{HELD_OUT[scale]}"
     ),
     panels=panels,
     table=table,

@@ -56,7 +56,7 @@ def check(results: Sequence[Result]) -> Verdict:
     cases = []
     for lr in query.values(results, "lr"):
         trials = query.matching(results, lr=lr)
-        plain, noisy = query.matching(trials, b=0.0), [r for r in trials if r.run.b]
+        plain, noisy = query.matching(trials, b=0.0), query.with_noise(trials)
         cases.append(query.compare(f"learning rate {lr:g}", noisy, plain, "memorized", lower=True))
     return judge("Wrong labels memorized at the last epoch, NVRM-SGD against SGD", cases)
 

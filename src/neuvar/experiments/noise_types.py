@@ -12,6 +12,8 @@ from neuvar.experiments.images import GRID, TRIALS, compared_run, recipe
 from neuvar.experiments.run_spec import Run
 
 ROLES: dict[str, Role] = {"gaussian": "nvrm", "laplace": "third", "uniform": "fourth"}
+CHANCE = 0.1
+"""Accuracy of guessing one of ten classes."""
 UNIFORM = (0.08,)
 """Uniform noise has a smaller standard deviation at the same b, so it gets a larger b too."""
 
@@ -30,7 +32,8 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 def noisy_results(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each family of noise."""
-    return {noise: [r for r in query.matching(results, noise=noise) if r.run.b] for noise in ROLES}
+    noisy = query.with_noise(results)
+    return {noise: query.matching(noisy, noise=noise) for noise in ROLES}
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
@@ -63,36 +66,39 @@ def table(results: Sequence[Result]) -> Table:
     """Every family and b."""
     rows = [(("none (SGD)", "–", "–"), query.group(results, b=0.0))]
     for noise, trials in noisy_results(results).items():
-        finished = query.group(trials)
-        for b in query.values(finished, "b"):
-            mark = " (chosen)" if b == query.chosen(finished, "b") else ""
-            words = (noise, f"{b:g}{mark}", f"{_deviation(noise, b):.3f}")
-            rows.append((words, query.group(finished, b=b)))
+        for b in query.values(trials, "b"):
+            words = (noise, f"{b:g}{query.mark(trials, b)}", f"{_deviation(noise, b):.3f}")
+            rows.append((words, query.group(trials, b=b)))
     return query.make_table(("noise", "b", "standard deviation"), rows, query.LABEL_COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether Gaussian noise is best, each at its chosen b, and uniform least sensitive to b."""
-    kinds = noisy_results(results)
-    gaussian, laplace, uniform = map(query.at_chosen, kinds.values())
-    spread_of_gaussian, spread_of_laplace, spread_of_uniform = map(_spread, kinds.values())
-    name = "range over b, uniform against"
+    gaussian, laplace, uniform = kinds = list(noisy_results(results).values())
+    grid = [b for b in GRID if any(query.matching(kind, b=b) for kind in kinds)]
     cases = [
         query.compare("Gaussian against Laplace", gaussian, laplace, "test_accuracy"),
         query.compare("Gaussian against uniform", gaussian, uniform, "test_accuracy"),
-        Case(f"{name} Gaussian", gain(spread_of_gaussian, spread_of_uniform), lower=True),
-        Case(f"{name} Laplace", gain(spread_of_laplace, spread_of_uniform), lower=True),
     ]
+    for name, other in (("Gaussian", gaussian), ("Laplace", laplace)):
+        lost = sum(not r.finished and r.run.b in GRID for r in (*uniform, *other))
+        gains = gain(_spread(other, grid), _spread(uniform, grid))
+        cases.append(Case(f"range over b, uniform against {name}", gains, lost, lower=True))
     return judge("Test accuracy at the last epoch, at the b chosen on held-out images", cases)
 
 
-def _spread(results: Sequence[Result]) -> dict[int, float]:
-    """The range of the test accuracy over those b that every family has, by seed."""
+def _spread(results: Sequence[Result], grid: Sequence[float]) -> dict[int, float]:
+    """The range of the test accuracy over b, by seed, for the seeds that have every b.
+
+    A run that diverged has the accuracy of chance.
+    """
     scores: dict[int, list[float]] = {}
-    for result in query.group(results):
-        if result.run.b in GRID:
-            scores.setdefault(result.run.seed, []).append(result.last("test_accuracy"))
-    return {seed: max(x) - min(x) for seed, x in scores.items() if len(x) > 1}
+    for result in results:
+        if result.run.b in grid and not result.for_choice:
+            score = result.last("test_accuracy") if result.finished else CHANCE
+            scores.setdefault(result.run.seed, []).append(score)
+    whole = {seed: x for seed, x in scores.items() if len(x) == len(grid) > 1}
+    return {seed: max(x) - min(x) for seed, x in whole.items()}
 
 
 EXPERIMENT = Experiment(

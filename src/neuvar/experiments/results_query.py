@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from neuvar.experiments.findings import Case, Cell, Line, Result, Role, Table, gain
+from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """What a column of a table shows of the trials of a row."""
@@ -22,8 +23,11 @@ def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
-    """The finished results whose runs have these values, sorted by seed."""
-    finished = [r for r in matching(results, **wanted) if r.finished]
+    """The finished results whose runs have these values, sorted by seed.
+
+    Without the trials that are for choosing b.
+    """
+    finished = [r for r in matching(results, **wanted) if r.finished and not r.for_choice]
     return sorted(finished, key=lambda r: r.run.seed)
 
 
@@ -74,13 +78,31 @@ def make_table(
     return Table((*names, "n", *columns), tuple(made))
 
 
-def rows_by_b(settings: Iterable[Setting], plain: str) -> list[Setting]:
-    """A row of a table for each b of each setting; ``plain`` is the optimizer without noise."""
+def rows_by_b(
+    settings: Iterable[Setting], plain: str, *, fixed: float | None = None
+) -> list[Setting]:
+    """A row of a table for each b of each setting, also if all its trials diverged.
+
+    The b that a verdict compares is marked. ``plain`` is the optimizer without noise.
+    """
     return [
-        ((*words, label_of_b(plain, b)), group(results, b=b))
+        ((*words, label_of_b(plain, b) + mark(results, b, fixed)), group(results, b=b))
         for words, results in settings
         for b in values(results, "b")
     ]
+
+
+def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str:
+    """The mark in a table of the b that :func:`compare` compares, where there are several."""
+    noisy = with_noise(results)
+    several = b in values(noisy, "b") and len(values(noisy, "b")) > 1
+    compared, how = choice(noisy, fixed=fixed) if several else (None, "")
+    return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else ""
+
+
+def with_noise(results: Sequence[Result]) -> list[Result]:
+    """The results with weight noise."""
+    return [r for r in results if r.run.b]
 
 
 def curve(
@@ -120,26 +142,52 @@ def flat(results: Sequence[Result], at: Iterable[float], metric: str, label: str
     return Line(label, x, tuple((r.last(metric),) * len(x) for r in results), "plain")
 
 
-def chosen(results: Sequence[Result], field: str, metric: str = "held_out_accuracy") -> Any:
-    """The value of a field with the best mean accuracy on held-out images.
+FIXED = "fixed in advance"
 
-    A value with a trial that diverged is not chosen. A single value is chosen without comparison.
-    None if there are no results, or if there are several values and none has held-out images.
+
+def choice(
+    results: Sequence[Result],
+    field: str = "b",
+    metric: str = "held_out_accuracy",
+    fixed: float | None = None,
+) -> tuple[Any, str]:
+    """The value of a field that verdicts compare and tables mark, and how it was chosen.
+
+    It has the best mean accuracy on held-out images, over the seeds that all values have. Trials
+    for choosing (seeds from ``CHOICE_SEED``) are used alone if there are any. A value with a trial
+    that diverged is chosen only if every value has one. If nothing was held out it is the one that
+    was fixed in advance, else None. A single value needs no choice.
     """
     every = values(results, field)
-    if len(every) < 2:
-        return every[0] if every else None
-    means = {}
-    for value in every:
-        trials = matching(results, **{field: value})
-        if all(r.finished and metric in r.line["last"] for r in trials):
-            means[value] = statistics.fmean(r.last(metric) for r in trials)
-    return max(means, key=lambda value: means[value]) if means else None
+    if len(every) < 2 and fixed in (None, *every):
+        return (every[0] if every else None), ""
+    own = [r for r in results if r.for_choice]
+    pool = own or results
+    trials = {
+        value: {r.run.seed: r for r in matching(pool, **{field: value})}
+        for value in values(pool, field)
+    }
+    seeds = set.intersection(*map(set, trials.values())) if trials else set()
+    known = {
+        value: [by_seed[s] for s in sorted(seeds) if by_seed[s].finished]
+        for value, by_seed in trials.items()
+    }
+    finished = [r for some in known.values() for r in some]
+    held_out = bool(seeds) and all(metric in r.line["last"] for r in finished)
+    if not held_out or (fixed is not None and not finished):
+        return (fixed, FIXED) if fixed in every else (None, NO_CHOICE if every else "")
+
+    def rank(value: Any) -> tuple[int, float]:
+        scores = [x for r in known[value] if math.isfinite(x := r.last(metric))]
+        return len(scores), statistics.fmean(scores) if scores else 0.0
+
+    how = f"chosen on held-out images in {'other' if own else 'the same'} trials"
+    return max(trials, key=rank), how
 
 
-def at_chosen(results: Sequence[Result]) -> list[Result]:
-    """The results of one method at its chosen b."""
-    return matching(results, b=chosen(results, "b"))
+def chosen(results: Sequence[Result], field: str, metric: str = "held_out_accuracy") -> Any:
+    """The value of a field with the best accuracy on held-out images; see :func:`choice`."""
+    return choice(results, field, metric)[0]
 
 
 def compare(
@@ -150,8 +198,14 @@ def compare(
     *,
     lower: bool = False,
     percent: bool = True,
+    ratio: bool = False,
+    judged: bool = True,
+    fixed: float | None = None,
 ) -> Case:
-    """Compare two methods, seed by seed.
+    """Compare two methods, seed by seed, each at one b.
+
+    If a method has several b, the one with the best held-out accuracy is compared. A run that
+    diverged, or whose metric is not finite, never counts in favour.
 
     Args:
         name: of the comparison.
@@ -160,12 +214,38 @@ def compare(
         metric: what is compared: the last value of a metric, or a function of a finished result.
         lower: whether lower values are better.
         percent: whether the metric is a share, to be shown in percentage points.
+        ratio: whether the metric is a logarithm, so that differences are shown as ratios.
+        judged: whether it is part of the claim; otherwise it is only shown.
+        fixed: the b of ``better`` that was fixed in advance, compared if nothing was held out.
     """
     value = metric if callable(metric) else lambda r: r.last(metric)
-    high, low = ({r.run.seed: value(r) for r in group(results)} for results in (better, worse))
-    differences = gain(low, high) if lower else gain(high, low)
-    lost = sum(not r.finished for r in (*better, *worse))
-    return Case(name, differences, lost, lower, percent)
+    scores: list[dict[int, float]] = []
+    compared, how = [], ""
+    for results, b in ((better, fixed), (worse, None)):
+        at, chosen_how = choice(results, fixed=b)
+        if chosen_how:
+            compared.append("?" if at is None else f"{at:g}")
+            how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
+        trials = [r for r in matching(results, b=at) if not r.for_choice]
+        sign = -1 if lower else 1
+        scores.append({r.run.seed: sign * value(r) if r.finished else -math.inf for r in trials})
+    if compared:
+        name += f", b = {' against '.join(compared)}"
+    high, low = scores
+    differences = [high[seed] - low[seed] for seed in sorted(high.keys() & low.keys())]
+    return Case(
+        name,
+        tuple(x for x in differences if math.isfinite(x)),
+        sum(not math.isfinite(x) for x in (*high.values(), *low.values())),
+        lower,
+        percent,
+        ratio,
+        failed=len(high) > 1
+        and set(high.values()) == {-math.inf}
+        and any(map(math.isfinite, low.values())),
+        judged=judged,
+        choice=how,
+    )
 
 
 def label_of_b(plain: str, b: float) -> str:

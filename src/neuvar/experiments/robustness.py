@@ -9,13 +9,12 @@ from dataclasses import replace
 
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
-from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, gain, judge
-from neuvar.experiments.generalization import clean_runs, networks
+from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict, judge
+from neuvar.experiments.generalization import HELD_OUT, clean_runs, networks
 from neuvar.experiments.images import FAMILIES, recipe
 from neuvar.experiments.run_spec import Run
 
 SMALL = " Small networks tolerate more noise than the paper's, so the scales go beyond 0.02."
-SHARPNESS = "sharpness (rise of the loss)"
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
@@ -67,35 +66,38 @@ def table(results: Sequence[Result]) -> Table:
 
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
     clean = {"no noise": query.last("test_accuracy")}
-    rows = query.rows_by_b(networks(query.group(results)), "SGD")
+    rows = query.rows_by_b(networks(results), "SGD")
     return query.make_table(("network", "method"), rows, clean | columns)
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether accuracy is higher and sharpness lower, averaged over the scales, for every b."""
+    """Whether accuracy is higher and sharpness lower at the chosen b, averaged over the scales."""
     cases = []
     for (name,), trials in networks(results):
-        finished = query.group(trials)
-        for b in filter(None, query.values(finished, "b")):
-            lost = sum(not r.finished and r.run.b in (0.0, b) for r in trials)
-            words = f"{name}, b = {b:g}"
-            noisy, plain = _means(finished, b, "test_accuracy")
-            cases.append(Case(f"{words}, test accuracy", gain(noisy, plain), lost))
-            noisy, plain = _means(finished, b, "expected_sharpness")
-            gains, title = gain(plain, noisy), f"{words}, {SHARPNESS}"
-            cases.append(Case(title, gains, lost, lower=True, percent=False))
+        pair = query.with_noise(trials), query.matching(trials, b=0.0)
+        title = f"{name}, sharpness (rise of the loss)"
+        cases += [
+            query.compare(f"{name}, test accuracy", *pair, mean_accuracy),
+            query.compare(title, *pair, mean_log_rise, lower=True, percent=False, ratio=True),
+        ]
     return judge("Mean over the scales of weight noise, NVRM-SGD against SGD", cases)
 
 
-def _means(results: Sequence[Result], b: float, metric: str) -> list[dict[int, float]]:
-    """Mean over the scales by seed, with b and without noise, where all values are finite."""
-    methods = [under_noise(query.group(results, b=s), metric) for s in (b, 0.0)]
-    rows = [row for method in methods for row in method.values()]
-    kept = [k for k in range(len(rows[0])) if all(math.isfinite(row[k]) for row in rows)]
-    return [
-        {seed: statistics.fmean(row[k] for k in kept) for seed, row in method.items() if kept}
-        for method in methods
-    ]
+def mean_accuracy(result: Result) -> float:
+    """Mean test accuracy over the scales of evaluation noise."""
+    (row,) = under_noise([result], "test_accuracy").values()
+    return statistics.fmean(row)
+
+
+def mean_log_rise(result: Result) -> float:
+    """Mean over the scales of the logarithm of the rise of the loss.
+
+    Infinite if a rise is not finite; NaN if one is not positive, and so has no logarithm.
+    """
+    (row,) = under_noise([result], "expected_sharpness").values()
+    if not all(map(math.isfinite, row)):
+        return math.inf
+    return statistics.fmean(map(math.log, row)) if min(row) > 0 else math.nan
 
 
 EXPERIMENT = Experiment(
@@ -109,8 +111,9 @@ EXPERIMENT = Experiment(
     settings=lambda scale: (
         f"Clean labels. {recipe(scale, tuple(FAMILIES))}After training, Gaussian noise of each "
         "scale is added to all weights. Accuracy is measured on the test images, the rise of the "
-        f"loss (expected sharpness) on the training images; each is a mean of 6 draws."
-        f"{SMALL if scale == 'cpu' else ''}"
+        "loss (expected sharpness) on the training images; each is a mean of 6 draws. "
+        "Sharpness is compared by the mean of its logarithm over the scales, and shown as a ratio."
+        f"{HELD_OUT[scale]}{SMALL if scale == 'cpu' else ''}"
     ),
     panels=panels,
     table=table,

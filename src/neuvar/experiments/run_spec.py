@@ -14,6 +14,9 @@ NOT_IN_KEY = ("precision", "channels_last", "compile")
 ADDED_LATER = {"normalize": "channel", "auto_b": False}
 """Fields that older results do not have, with the value those results had; not part of the key."""
 
+CHOICE_SEED = 1000
+"""Trials with this seed or a larger one are for choosing b: they are not shown and not judged."""
+
 NORMALIZE = ("channel", "pixel", "none")
 AT_LEAST_ONE = ("batch", "epochs", "accumulate", "tasks")
 

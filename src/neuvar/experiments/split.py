@@ -41,13 +41,16 @@ def panels(results: Sequence[Result]) -> list[Panel]:
 
 def table(results: Sequence[Result]) -> Table:
     """After the last task, for each b."""
-    return query.make_table(("method",), query.rows_by_b([((), results)], "Adam"), COLUMNS)
+    rows = query.rows_by_b([((), results)], "Adam", fixed=PAPER_B)
+    return query.make_table(("method",), rows, COLUMNS)
 
 
 def check(results: Sequence[Result]) -> Verdict:
     """Whether both accuracies at the paper's b end above Adam's."""
-    noisy, plain = (query.matching(results, b=b) for b in (PAPER_B, 0.0))
-    cases = [query.compare(title.lower(), noisy, plain, name) for name, title in PANELS.items()]
+    pair = query.with_noise(results), query.matching(results, b=0.0)
+    cases = [
+        query.compare(title.lower(), *pair, name, fixed=PAPER_B) for name, title in PANELS.items()
+    ]
     return judge(f"After five tasks, NVRM-Adam at b = {PAPER_B:g} against Adam", cases)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuvar._atomic import write_files
-from neuvar.experiments.findings import Line, Panel, Role
+from neuvar.experiments.findings import Case, Line, Panel, Role, Verdict, interval
 from neuvar.pages import printable
 
 if TYPE_CHECKING:
@@ -309,14 +309,14 @@ def draw(panels: Sequence[Panel], path: Path | str) -> Path:
     return path
 
 
-def pictures(panels: Sequence[Panel], kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
+def pictures(shown: Sequence[Panel] | Verdict, kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
     """A figure as the bytes of SVG and PNG files; the same panels give the same bytes."""
-    if not panels:
+    if not shown:
         raise ValueError("panels must hold at least one panel, got none")
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     made = {}
     with plain_matplotlib("neuvar"):
-        figure = make_figure(panels)
+        figure = forest(shown) if isinstance(shown, Verdict) else make_figure(shown)
         # The layout takes as long as drawing, so it is computed once for both files.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
@@ -362,6 +362,114 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
+WORD_COLOURS = {"better": "#0b6e4f", "worse": "#a33c00"}
+UNDECIDED = "#5d5486"
+WORD_MARKERS = {"better": "o", "worse": "X"}
+"""A comparison that decides nothing has a diamond."""
+FOREST_LETTERS = 15
+"""Letters of the name of a case per inch."""
+
+
+def forest(verdict: Verdict, width: float = 4.6, *, captioned: bool = True) -> Figure:
+    """The comparisons of a verdict: mean difference and 95 % interval, one row for each."""
+    from matplotlib.figure import Figure
+
+    # Cases with the same unit share an axis.
+    units = {
+        _unit(case): [c for c in verdict.cases if _unit(c) == _unit(case)] for case in verdict.cases
+    }
+    names = {
+        unit: [textwrap.fill(printable(c.name), int(FOREST_LETTERS * width)) for c in cases]
+        for unit, cases in units.items()
+    }
+    heights = [0.7 + sum(0.24 + 0.14 * (1 + n.count("\n")) for n in names[unit]) for unit in units]
+    figure = Figure(figsize=(width, sum(heights) + 0.35 * captioned), layout="constrained")
+    every = figure.subplots(len(units), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (unit, cases) in zip(every, units.items(), strict=True):
+        _plot_cases(axes, unit, cases, names[unit])
+    if captioned:
+        text = textwrap.fill(forest_caption(verdict), int(19 * width))
+        figure.supxlabel(text, fontsize=7, x=0.01, ha="left")
+    return figure
+
+
+def _unit(case: Case) -> str:
+    if case.ratio:
+        return "ratio, logarithmic axis"
+    return "difference in percentage points" if case.percent else "difference"
+
+
+def _plot_cases(axes: Axes, unit: str, cases: Sequence[Case], names: Sequence[str]) -> None:
+    """Draw cases with the same unit, each under its name; y is in inches from the top."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ends, top = [0.0], 0.0
+    for case, name in zip(cases, names, strict=True):
+        y = top - 0.14 * (1 + name.count("\n")) - 0.1
+        colour = WORD_COLOURS.get(case.word, UNDECIDED)
+        ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "va": "top"}
+        axes.annotate(name, (0, top), bbox=ground, **place)
+        if case.differences:
+            mean, low, high = interval(case.differences)
+            known = [x for x in (low, high) if math.isfinite(x)]
+            axes.plot(known, [y] * len(known), color=colour, linewidth=1.8)
+            marker = axes.plot(mean, y, marker=WORD_MARKERS.get(case.word, "D"), color=colour)[0]
+            if not case.judged:
+                marker.set(markerfacecolor=PAPER)
+            ends += [mean, *known]
+        else:
+            axes.text(0, y, f"  {case.word}", color=colour, fontsize=8, va="center")
+        top = y - 0.14
+    axes.axvline(0, color=INK, linewidth=0.9, zorder=1.5)
+    low, high = min(ends), max(ends)
+    margin = 0.06 * (high - low) or 0.01
+    axes.set(ylim=(top, 0.06), xlim=(low - margin, high + margin), yticks=[])
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(f"{unit}\n← against the claim · for the claim →")
+    factor = 100 if cases[0].percent else 1
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _signed(factor * x)))
+    if cases[0].ratio:
+        ticks = _ratio_ticks(low, high)
+        axes.set_xticks([math.log(x) for x in ticks], [f"{x:g}" for x in ticks])
+
+
+def _signed(x: float) -> str:
+    x = round(x, 6)
+    return f"{x:+g}".replace("-", "−") if x else "0"
+
+
+def _ratio_ticks(low: float, high: float) -> list[float]:
+    """At most seven ratios between the exponentials of two numbers, 1 among them."""
+    decades = range(math.floor(low / math.log(10)), math.ceil(high / math.log(10)) + 1)
+    for steps in ((1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 7, 8, 9), (1, 1.5, 2, 3, 5), (1, 2, 5), (1,)):
+        every = sorted({1.0} | {round(step * 10.0**k, 9 - k) for k in decades for step in steps})
+        ticks = [x for x in every if low <= math.log(x) <= high]
+        if len(ticks) <= 7:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / 7)]
+
+
+def forest_caption(verdict: Verdict) -> str:
+    """What a forest plot shows, and how b was chosen."""
+    counts = sorted({len(case.differences) for case in verdict.cases if case.differences})
+    text = "Points are mean differences over the same seeds, lines 95 % intervals"
+    n = "0" if not counts else "–".join(dict.fromkeys(str(x) for x in (counts[0], counts[-1])))
+    text += f"; n = {n} trials."
+    hows = dict.fromkeys(case.choice for case in verdict.cases if case.choice)
+    return text + "".join(f" Where several b were run, {_how(how)}." for how in hows)
+
+
+def _how(how: str) -> str:
+    return how if how.startswith("no b") else f"b was {how}"
+
+
+def forest_description(verdict: Verdict) -> str:
+    """A forest plot for readers who cannot see it."""
+    return printable(" ".join(f"{case}." for case in verdict.cases))
+
+
 _GROUNDS = {INK: "currentColor", PAPER: "var(--card)"}
 CSS_COLOURS = {INK: "currentColor", GRID: "var(--grid)"} | {
     mixed(colour, other, share): f"color-mix(in srgb, var(--{role}), {_GROUNDS[other]} {share:.0%})"
@@ -369,6 +477,12 @@ CSS_COLOURS = {INK: "currentColor", GRID: "var(--grid)"} | {
     else f"var(--{role})"
     for role, colour in COLOURS.items()
     for other, share in SHADES
+}
+CSS_COLOURS |= {
+    WORD_COLOURS["better"]: "var(--green)",
+    WORD_COLOURS["worse"]: "var(--rust)",
+    UNDECIDED: "var(--violet)",
+    PAPER: "var(--card)",
 }
 """Our colours as CSS, so that figures on the page follow its theme."""
 
@@ -416,6 +530,17 @@ def page_figure(panels: Sequence[Panel], name: str) -> tuple[list[str], list[str
             figure.add_artist(line)
             pieces.append(_svg(figure, f"{name}-swatch-{i}", 'aria-hidden="true"'))
     return drawn, pieces
+
+
+def page_forest(verdict: Verdict, name: str) -> str:
+    """The forest plot of a verdict as an SVG element for the page."""
+    with plain_matplotlib(name, INLINE):
+        figure = forest(verdict, 3.6, captioned=False)
+        one = escape(f"{name}-verdict")
+        names = f'role="img" aria-labelledby="{one}-title {one}-desc"'
+        words = f'<title id="{one}-title">Comparisons</title>'
+        words += f'<desc id="{one}-desc">{escape(forest_description(verdict))}</desc>'
+        return _svg(figure, f"{name}-verdict", names, words)
 
 
 def _svg(figure: Figure, salt: str, attributes: str, words: str = "") -> str:

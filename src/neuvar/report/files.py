@@ -11,6 +11,7 @@ from pathlib import Path
 from neuvar._atomic import write_files
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
+from neuvar.experiments.findings import Panel, Verdict
 from neuvar.pages import escape_markdown as escape
 from neuvar.report.figures import KINDS, pictures
 from neuvar.report.gather import Claim, Lines, command, gather, load
@@ -83,18 +84,27 @@ def write_claims(claims: Sequence[Claim], out: Path | str) -> Report:
     """
     out = Path(out)
     findings = [finding for claim in claims for finding in claim.findings]
+    figures: dict[str, Sequence[Panel] | Verdict]
     figures = {finding.name: finding.panels for finding in findings if finding.panels}
-    if overview := [panel for panels in figures.values() for panel in panels if panel.overview]:
-        figures["overview"] = tuple(overview)
+    if overview := [panel for finding in findings for panel in finding.panels if panel.overview]:
+        figures["overview"] = overview
+    figures |= {
+        f"{finding.name}-verdict": finding.verdict
+        for finding in findings
+        if finding.verdict and finding.verdict.cases
+    }
     files = {
         out / "figures" / f"{name}.{kind}": content
-        for name, panels in figures.items()
-        for kind, content in pictures(panels).items()
+        for name, shown in figures.items()
+        for kind, content in pictures(
+            shown, KINDS[: 1 if isinstance(shown, Verdict) else 2]
+        ).items()
     }
     texts = {"report.md": report_markdown(claims), "index.html": page(claims)}
     write_files(files | {out / name: text.encode() for name, text in texts.items()})
     names = {f"{claim.experiment.name}-{scale}" for claim in claims for scale in SCALES}
-    for name in (names | {"overview"}) - figures.keys():
+    names |= {f"{name}-verdict" for name in names} | {"overview"}
+    for name in names - figures.keys():
         for kind in KINDS:
             (out / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
     return Report(out / "index.html", out / "report.md", tuple(files), tuple(claims))
@@ -160,7 +170,8 @@ def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str
     if what == "results":
         return f"\n{table_markdown(finding.table)}\n\n{finding.counts}, {scale} scale.\n"
     if what == "verdict":
-        return verdict_markdown(finding.verdict)
+        folder = Path(relpath(figures, path.resolve().parent)).as_posix() if figures else ""
+        return verdict_markdown(finding, folder)
     if what == "settings":
         time = total_time(result.line for result in finding.results)
         text = f"{escape(e.settings(scale))}\n\n```sh\n{finding.command}\n```"

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.findings import Panel, Result, Table, Verdict
-from neuvar.experiments.run_spec import as_dict
+from neuvar.experiments.findings import LEAST, Panel, Result, Table, Verdict
+from neuvar.experiments.run_spec import CHOICE_SEED, as_dict, from_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""
 
-MOST_TRIALS = 1000
+_KEY = re.compile(rb'"key": ?"([^"]*)"')
 ORDER: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 """The order of scales under a claim: the most informative first."""
+
+
+class LinesOfFiles(dict[str, dict[str, Any]]):
+    """Lines that :func:`load` read, by key; ``places`` says where each is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +46,14 @@ class Finding:
         diverged: those of them that diverged.
         panels: the figure.
         table: the numbers.
-        verdict: the experiment's verdict; undecided while a setting has fewer than two trials.
+        verdict: the experiment's verdict; undecided while a setting has fewer than two trials,
+            preliminary until all planned runs are recorded; None at the smoke scale.
         planned: number of runs of the scale.
         recorded: how many of these are recorded.
         trials: fewest and most finished trials of a setting.
         n: the same as text, such as "3", or "0–3" if settings differ.
         command: the command that produces these results.
+        broken: sentences on recorded lines that cannot be read, and are left out.
     """
 
     experiment: Experiment
@@ -51,12 +63,23 @@ class Finding:
     diverged: tuple[Result, ...]
     panels: tuple[Panel, ...]
     table: Table
-    verdict: Verdict
+    verdict: Verdict | None
     planned: int
     recorded: int
     trials: tuple[int, int]
     n: str
     command: str
+    broken: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The status of the verdict, or "numbers" without one."""
+        return self.verdict.status if self.verdict else "numbers"
+
+    @property
+    def because(self) -> str:
+        """The reason of the verdict, in a sentence."""
+        return self.verdict.because if self.verdict else "The smoke scale only tests the code."
 
     @property
     def tally(self) -> str:
@@ -82,8 +105,8 @@ class Claim:
     findings: tuple[Finding, ...]
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Anchor, outcome, scale, n and runs of each finding; one row of dashes without any."""
-        rows = [(f.name, str(f.verdict.outcome), str(f.scale), f.n, f.tally) for f in self.findings]
+        """Anchor, status, scale, n and runs of each finding; one row of dashes without any."""
+        rows = [(f.name, f.status, str(f.scale), f.n, f.tally) for f in self.findings]
         return rows or [(f"claim-{self.experiment.name}", "", "–", "–", "–")]
 
 
@@ -101,7 +124,7 @@ def load(files: Iterable[Path]) -> dict[Scale, Lines]:
     >>> load([Path("nowhere/cpu.jsonl")])
     {}
     """
-    lines: dict[Scale, dict[str, dict[str, Any]]] = {}
+    lines: dict[Scale, LinesOfFiles] = {}
     for file in map(Path, files):
         scale = next((known for known in SCALES if known == file.stem), None)
         if scale is None:
@@ -109,7 +132,11 @@ def load(files: Iterable[Path]) -> dict[Scale, Lines]:
                 f"files must be named after a scale ({', '.join(SCALES)}), got {str(file)!r}"
             )
         if file.exists():
-            lines.setdefault(scale, {}).update(Results(file).lines())
+            read = lines.setdefault(scale, LinesOfFiles())
+            read.update(Results(file).lines())
+            for number, text in enumerate(file.read_bytes().split(b"\n"), start=1):
+                if key := _KEY.search(text):
+                    read.places.setdefault(key[1].decode(), f"{file}, line {number}")
     return dict(lines)
 
 
@@ -119,6 +146,8 @@ def gather(
     scales: Sequence[Scale] = (),
 ) -> tuple[Claim, ...]:
     """Collect the results of each experiment at each scale.
+
+    Lines that cannot be read are left out, with a warning for each.
 
     Args:
         results: recorded lines by scale and key.
@@ -133,27 +162,106 @@ def gather(
     for scale in (*scales, *results):
         one_of("scales", scale, SCALES)
     chosen, shown = list(experiments), scales or ("paper", "cpu")
+    unknown = {scale: _unknown_runs(results.get(scale, {})) for scale in shown}
+    broken = {scale: dict(sentences) for scale, sentences in unknown.items()}
     claims = []
     for e in chosen:
-        every = (_finding(e, s, results.get(s, {})) for s in ORDER if s in shown)
+        every = (
+            _finding(e, s, results[s], unknown[s], broken[s])
+            for s in ORDER
+            if s in shown and s in results
+        )
         claims.append(Claim(e, tuple(finding for finding in every if finding)))
+    for problems in broken.values():
+        for problem in problems.values():
+            warnings.warn(problem, stacklevel=2)
     if not scales and not any(claim.findings for claim in claims):
         return gather(results, chosen, ["smoke"])
     return tuple(claims)
 
 
-def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | None:
-    """The results of an experiment among the lines; None if there are none."""
+def _place(lines: Lines, key: str) -> str:
+    """The file and line number of a line, else its key."""
+    return lines.places.get(key, key) if isinstance(lines, LinesOfFiles) else f"run {key}"
+
+
+def _unknown_runs(lines: Lines) -> dict[str, str]:
+    """Sentences by key on lines whose runs this version does not know."""
+    broken = {}
+    for key, line in lines.items():
+        try:
+            from_dict(line["run"])
+        except (TypeError, ValueError) as error:
+            broken[key] = f"{_place(lines, key)} is broken: {error}"
+    return broken
+
+
+def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
+    """What keeps a line from being read, or empty; ``thorough`` shows and judges it alone."""
+    if not result.finished:
+        return ""
+    try:
+        for part in ("curves", "last", "reestimated", "under_noise"):
+            for name, value in result.line.get(part, {}).items():
+                values = value if isinstance(value, list) else [value]
+                # Losses may be infinite, which is recorded as null.
+                if None in values and not name.endswith(("loss", "sharpness")):
+                    return f"{name} in {part!r} is null"
+        if thorough:
+            for show in (experiment.panels, experiment.table, experiment.check):
+                show([result])
+    except KeyError as error:
+        return f"{error} is missing"
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _show(
+    experiment: Experiment, scale: Scale, results: Sequence[Result]
+) -> tuple[tuple[Panel, ...], Table, Verdict | None]:
+    """Figure, table and verdict; there is no verdict at the smoke scale."""
+    verdict = None if scale == "smoke" else experiment.check(results)
+    return tuple(experiment.panels(results)), experiment.table(results), verdict
+
+
+def _finding(
+    experiment: Experiment,
+    scale: Scale,
+    lines: Lines,
+    unknown: Mapping[str, str],
+    broken: dict[str, str],
+) -> Finding | None:
+    """The results of an experiment among the lines; None if there are none.
+
+    ``unknown`` has sentences on lines with unknown runs; those on other lines that this experiment
+    cannot use are added to ``broken``.
+    """
     if not lines:
         return None
     # Trials are numbered by their seeds, so the largest seed says how many there may be.
     seeds = [line["run"].get("seed") for line in lines.values()]
-    most = min(MOST_TRIALS, 1 + max((s for s in seeds if isinstance(s, int)), default=0))
+    most = 1 + max((s for s in seeds if isinstance(s, int) and s < CHOICE_SEED), default=0)
     planned = {run.key: run for run in experiment.runs(scale, 0)}
     known = {run.key: run for run in experiment.runs(scale, most)} | planned
     found = {key: Result(run, lines[key]) for key, run in known.items() if key in lines}
-    if not found:
-        return None
+    every = found
+    own = {key: unknown[key] for key in every if key in unknown}
+    for thorough in (False, True):
+        for key, result in every.items():
+            if key not in own and (why := _problem(experiment, result, thorough=thorough)):
+                own[key] = f"{_place(lines, key)} is broken: {why}"
+                broken.setdefault(key, own[key])
+        found = {key: result for key, result in every.items() if key not in own}
+        if not found and not (thorough and experiment.file):
+            return None
+        try:  # if all lines fail, the error is in the user's file
+            shown = _show(experiment, scale, tuple((found or every).values()))
+            break
+        except Exception:
+            if thorough:
+                raise
+    panels, table, verdict = shown
     results, extra, asked = tuple(found.values()), found.keys() - planned.keys(), 0
     if extra:  # the smallest number of trials that includes them
         enough = (t for t in range(1, most) if extra <= {r.key for r in experiment.runs(scale, t)})
@@ -166,25 +274,28 @@ def _finding(experiment: Experiment, scale: Scale, lines: Lines) -> Finding | No
         setting[key] = json.dumps({k: v for k, v in values if k not in ("seed", "label_seed")})
     settings = {setting[key] for key in planned}
     recorded = Counter(setting[key] for key in found)
-    finished = Counter(setting[key] for key, result in found.items() if result.finished)
+    finished = Counter(setting[key] for key, r in found.items() if r.finished and not r.for_choice)
     counts = [finished[one] for one in settings | finished.keys()]
     trials = min(counts, default=0), max(counts, default=0)
-    verdict, short = experiment.check(results), sum(recorded[one] < 2 for one in settings)
-    if short and verdict.outcome != "undecided":
+    short = sum(recorded[one] < 2 for one in settings)
+    if verdict and (trials[1] < LEAST or not planned.keys() <= found.keys()):
+        verdict = replace(verdict, preliminary=True)
+    if verdict and short and verdict.outcome != "undecided":
         why = f"{short} of {len(settings)} settings have fewer than two trials yet. "
-        verdict = Verdict("undecided", why + verdict.because, verdict.cases)
+        verdict = replace(verdict, outcome="undecided", because=why + verdict.because)
     return Finding(
         experiment=experiment,
         scale=scale,
         name=f"{experiment.name}-{scale}",
         results=results,
         diverged=tuple(result for result in results if not result.finished),
-        panels=tuple(experiment.panels(results)),
-        table=experiment.table(results),
+        panels=panels,
+        table=table,
         verdict=verdict,
         planned=len(planned),
         recorded=sum(key in found for key in planned),
         trials=trials,
         n="–".join(str(count) for count in dict.fromkeys(trials)),
         command=command(experiment, scale, asked),
+        broken=tuple(own.values()),
     )

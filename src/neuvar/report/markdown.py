@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from neuvar.experiments.findings import Table, Verdict
+from neuvar.experiments.findings import Table
 from neuvar.pages import escape_markdown as escape
-from neuvar.report.figures import caption
+from neuvar.report.figures import caption, forest_caption
 from neuvar.report.gather import Claim, Finding, command
 from neuvar.report.text import (
     SCALE_TITLES,
     VERDICTS,
+    comparisons,
     diverged_runs,
     numeric_columns,
     provenance,
@@ -36,11 +37,14 @@ def table_markdown(table: Table) -> str:
     return _lines([map(escape, table.columns), sides, *rows])
 
 
-def verdict_markdown(verdict: Verdict) -> str:
-    """The verdict, the reason, and the comparisons as a list."""
-    sign, words = VERDICTS[verdict.outcome]
-    cases = "".join(f"\n- {escape(case)}" for case in verdict.cases)
-    return f"{sign} **{words}**: {escape(verdict.because)}\n{cases}".rstrip()
+def verdict_markdown(finding: Finding, figures: str = "") -> str:
+    """The verdict and the reason, with the figure of its comparisons if their folder is given."""
+    sign, words = VERDICTS[finding.status]
+    text = f"{sign} **{words}**: {escape(finding.because)}"
+    if not figures or not finding.verdict or not finding.verdict.cases:
+        return text
+    title = escape(f"{finding.experiment.title}: comparisons")
+    return f"{text}\n\n![{title}]({figures}/{finding.name}-verdict.svg)\n"
 
 
 def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
@@ -53,9 +57,9 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
     rows = [["no.", "claim", "verdict", "scale", "n", "runs"], ["---"] * 4 + ["---:", "---"]]
     for claim in claims:
         e = claim.experiment
-        for name, outcome, *others in claim.rows():
+        for name, status, *others in claim.rows():
             title = f"[{escape(e.title)}](#{name})" if linked else escape(e.title)
-            rows.append([escape(e.number), title, " ".join(VERDICTS[outcome]), *others])
+            rows.append([escape(e.number), title, " ".join(VERDICTS[status]), *others])
     return _lines(rows)
 
 
@@ -78,12 +82,16 @@ def _finding(finding: Finding) -> list[str]:
     title, scale = escape(finding.experiment.title), finding.scale
     parts = [
         f'<a id="{finding.name}"></a>\n\n### {SCALE_TITLES[scale]}',
-        verdict_markdown(finding.verdict),
+        verdict_markdown(finding, "figures").rstrip(),
     ]
+    if finding.verdict and finding.verdict.cases:
+        parts += [forest_caption(finding.verdict), table_markdown(comparisons(finding.verdict))]
     if finding.panels:
         parts.append(f"![{title}, {scale} scale](figures/{finding.name}.svg)")
         parts.append(caption(finding.panels))
     parts += [table_markdown(finding.table), f"{finding.counts}, {scale} scale."]
+    if finding.broken:
+        parts += ["Left out:", "\n".join(f"- {escape(sentence)}" for sentence in finding.broken)]
     if finding.diverged:
         lost = diverged_runs(finding.diverged, finding.results)
         parts += ["Diverged:", "\n".join(f"- {escape(a)}: {escape(b)}" for a, b in lost)]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from neuvar.pages import head, printable
-from neuvar.report.figures import caption, page_figure, styles
+from neuvar.report.figures import caption, forest_caption, page_figure, page_forest, styles
 from neuvar.report.gather import Claim, command
 from neuvar.report.text import (
     SCALE_TITLES,
     VERDICTS,
+    comparisons,
     dates,
     diverged_runs,
     number,
@@ -21,8 +22,8 @@ from neuvar.report.text import (
 )
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(caption, command, dates, diverged_runs, number),
-    *(numeric_columns, page_figure, provenance, styles, total_time),
+    *(caption, command, comparisons, dates, diverged_runs, forest_caption, number),
+    *(numeric_columns, page_figure, page_forest, provenance, styles, total_time),
 )
 """What the template calls."""
 
@@ -47,7 +48,7 @@ def page(claims: Sequence[Claim]) -> str:
         claims=claims,
         of_paper=any(claim.experiment.source for claim in claims),
         lines=list(lines.values()),
-        outcomes=[outcome for claim in claims for _, outcome, *_ in claim.rows()],
+        statuses=[status for claim in claims for _, status, *_ in claim.rows()],
         scales=sorted({finding.scale for finding in findings}),
         verdicts=VERDICTS,
         scale_titles=SCALE_TITLES,

@@ -6,16 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from neuvar.experiments.findings import Cell, Result, Table
+from neuvar.experiments.findings import Cell, Result, Table, Verdict
 from neuvar.experiments.run_spec import NOT_IN_KEY, as_dict
 
 VERDICTS = {
     "true": ("✓", "holds"),
     "false": ("✗", "does not hold"),
     "undecided": ("?", "undecided"),
+    "preliminary-true": ("(✓)", "preliminary: holds so far"),
+    "preliminary-false": ("(✗)", "preliminary: does not hold so far"),
+    "preliminary-undecided": ("(?)", "preliminary: undecided so far"),
+    "numbers": ("–", "numbers only"),
     "": ("–", "not run"),
 }
-"""A sign and words for each outcome; "" is a claim without results."""
+"""A sign and words for each status of a finding; "" is a claim without results."""
 
 SCALE_TITLES = {
     "paper": "Paper scale: the paper's own settings",
@@ -45,6 +49,18 @@ def numeric_columns(table: Table) -> list[bool]:
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
     known = [[cell for cell in cells if str(cell) not in ("", "–")] for cells in columns]
     return [bool(cells) and all(number(cell) is not None for cell in cells) for cells in known]
+
+
+def comparisons(verdict: Verdict) -> Table:
+    """The numbers of a verdict: a row for each case."""
+    rows = []
+    for case in verdict.cases:
+        size, between = case.numbers
+        word = case.word if case.judged else f"{case.word}, not judged"
+        trials, lost = str(len(case.differences)), str(case.lost)
+        rows.append((case.name, size or "–", between or "–", trials, lost, word))
+    columns = ("comparison", "difference", "95 % interval", "n", "diverged", "result")
+    return Table(columns, tuple(rows))
 
 
 def total_time(lines: Iterable[dict[str, Any]]) -> str:
