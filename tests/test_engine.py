@@ -403,7 +403,7 @@ class TestInterruption:
         one.wait_for("progress", more_than=one.told("progress") + 2)
         assert one.workers() == [worker]
         os.killpg(one.pid, signal.SIGINT)
-        assert one.wait() == -signal.SIGINT
+        assert one.wait() == -signal.SIGINT, one.said(2)
         said = one.said(2)
         assert said.strip().endswith("KeyboardInterrupt")
         assert said.count("Traceback") == 1  # that of the process that called
