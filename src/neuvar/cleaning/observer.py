@@ -113,23 +113,14 @@ class LabelObserver:
         self._prepare(logits.device)
         i, y = self._read("indices", indices, logits), self._read("labels", labels, logits)
         if i.device.type == "cpu":
-            self._check_range("indices", i, self.examples)
-            self._check_range("labels", y, self.classes)
+            self._check_on_cpu(i.numpy(), y.numpy())
         else:
             outside = [(i < 0) | (i >= self.examples), (y < 0) | (y >= self.classes)]
             self._problems[:2] += torch.stack(outside).sum(1)
             i, y = i.clamp(0, self.examples - 1), y.clamp(0, self.classes - 1)
-        known = self._labels[i]
-        self._labels[i] = torch.where(known == UNKNOWN, y, known)
-        changed = self._labels[i] != y
-        if i.device.type != "cpu":
-            self._problems[2] += changed.sum()
-        elif changed.any():
-            first = int(changed.int().argmax())
-            raise ValueError(
-                "labels must not change during training, example "
-                f"{int(i[first])} had {int(self._labels[i[first]])} and now has {int(y[first])}"
-            )
+            known = self._labels[i]
+            self._labels[i] = torch.where(known == UNKNOWN, y, known)
+            self._problems[2] += (self._labels[i] != y).sum()
         p = softmax(logits.to(self._sums.device, torch.float32), 1).nan_to_num_(0.0)
         self._sums.index_add_(0, i, p)
 
@@ -156,13 +147,27 @@ class LabelObserver:
         read: Tensor = values.to(self._sums.device, torch.int64)
         return read
 
-    def _check_range(self, name: str, values: Tensor, count: int) -> None:
-        if len(values):
-            low, high = (int(value) for value in torch.aminmax(values))
+    def _check_on_cpu(self, indices: Array, labels: Array) -> None:
+        """Check a batch and remember its labels; NumPy is faster than torch for small arrays."""
+        limits = (("indices", indices, self.examples), ("labels", labels, self.classes))
+        for name, values, count in limits:
+            low, high = (values.min(), values.max()) if len(values) else (0, 0)
             if low < 0 or high >= count:
                 raise ValueError(
                     f"{name} must be from 0 to {count - 1}, got {low if low < 0 else high}"
                 )
+        known = self._labels.numpy()
+        if (known[indices] == labels).all():
+            return  # as after the first epoch
+        new = known[indices] == UNKNOWN
+        known[indices[new]] = labels[new]
+        changed = known[indices] != labels
+        if changed.any():
+            first = int(changed.argmax())
+            raise ValueError(
+                "labels must not change during training, example "
+                f"{indices[first]} had {known[indices[first]]} and now has {labels[first]}"
+            )
 
     def label_issues(self, labels: Any = None) -> LabelIssues:
         """Judge the labels by the mean probabilities, as ``find_label_issues`` does.
