@@ -268,7 +268,7 @@ def test_an_error_in_a_worker_names_the_line_of_the_users_file(tmp_path, monkeyp
 
 
 NURSERY = """
-import json, multiprocessing, os, signal, sys, threading, time
+import json, multiprocessing, os, signal, sys, threading, time, traceback
 from neuvar.engine import sweep
 from neuvar.experiments.run_spec import from_dict
 from tests.test_engine import toy_or_real
@@ -292,9 +292,15 @@ def grow(nursery, folder, out, workers, runs, method):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     work = [from_dict(run) for run in runs]
     data = folder + "/data"
-    found = sweep(
-        work, folder + "/x.jsonl", workers=workers, data=data, watch=tell, run_one=toy_or_real
-    )
+    try:
+        found = sweep(
+            work, folder + "/x.jsonl", workers=workers, data=data, watch=tell, run_one=toy_or_real
+        )
+    except KeyboardInterrupt:
+        # Python ends with code 1 instead if something calls exec() while it shuts down.
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     print(json.dumps(vars(found)), flush=True)
     sys.exit()
 
