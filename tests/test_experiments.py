@@ -15,8 +15,8 @@ from neuvar.experiments import EXPERIMENTS, SCALES, run_one, runner, training
 from neuvar.experiments.run_spec import NORMALIZE, NOT_IN_KEY, Tasks, Training, as_dict, from_dict
 
 NAMES = [
-    "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc", "split",
-    "denoising", "noise-types", "gradient-noise",
+    "robustness", "generalization", "pair-flips", "symmetric-flips", "forgetting", "ewc",
+    "ewc-batch-mean", "split", "denoising", "noise-types", "gradient-noise",
 ]  # fmt: skip
 TRIALS = {"smoke": 3, "cpu": 3, "paper": 10}
 
@@ -121,10 +121,10 @@ class TestAsJSON:
 
 
 class TestEveryExperiment:
-    def test_all_ten(self):
+    def test_all_of_them(self):
         assert list(EXPERIMENTS) == NAMES
         numbers = [e.number for e in EXPERIMENTS.values()]
-        assert numbers == ["1", "2", "3", "3 S", "4a", "4b", "4c", "5", "6", "S"]
+        assert numbers == ["1", "2", "3", "3 S", "4a", "4b", "4b B", "4c", "5", "6", "S"]
         for name, experiment in EXPERIMENTS.items():
             assert experiment.name == name
             assert experiment.title
@@ -137,7 +137,7 @@ class TestEveryExperiment:
         experiment = EXPERIMENTS[name]
         by_default = experiment.runs(scale, 0)
         trials = {run.seed for run in by_default}
-        expected = {"ewc": {"smoke": 1, "cpu": 3, "paper": 10}}.get(name, TRIALS)[scale]
+        expected = 1 if name.startswith("ewc") and scale == "smoke" else TRIALS[scale]
         assert trials == set(range(expected))
         assert len({run.key for run in by_default}) == len(by_default)
         # Each trial has the same runs but for its seeds.
@@ -244,7 +244,7 @@ class TestThePapersSettings:
         assert pairs == {(lr, b) for lr in (0.1, 0.3, 1.0, 3.0) for b in (0.0, 0.05)}
 
     def test_tasks(self):
-        for name in ("forgetting", "ewc", "split"):
+        for name in ("forgetting", "ewc", "ewc-batch-mean", "split"):
             for run in EXPERIMENTS[name].runs("paper", 2):
                 assert isinstance(run, Tasks)
                 assert (run.data, run.images, run.test_images) == ("mnist", 0, 0)
@@ -253,7 +253,7 @@ class TestThePapersSettings:
                 assert run.optimizer == ("nvrm-adam" if run.b else "adam")
                 assert run.weight_decay == (0.0 if name == "split" else 1e-4)
                 assert run.stream == ("split" if name == "split" else "permuted")
-                assert (run.penalty == "ewc") == (name == "ewc")
+                assert (run.penalty == "ewc") == name.startswith("ewc")
                 assert (run.clip, run.accumulate, run.noise) == (0, 1, "gaussian")
 
     def test_forgetting(self):
@@ -267,10 +267,13 @@ class TestThePapersSettings:
         assert not any(r.keep_optimizer for r in runs)
         assert {0.0, 0.03} <= {r.b for r in runs}
 
-    def test_ewc(self):
-        runs = EXPERIMENTS["ewc"].runs("paper", 1)
+    @pytest.mark.parametrize(
+        ("name", "fisher"), [("ewc", "exact"), ("ewc-batch-mean", "squared_batch_mean")]
+    )
+    def test_ewc(self, name, fisher):
+        runs = EXPERIMENTS[name].runs("paper", 1)
         assert {r.strength for r in runs} == {30.0, 300.0, 1000.0}
-        assert {r.fisher for r in runs} == {"exact", "squared_batch_mean"}
+        assert {r.fisher for r in runs} == {fisher}
         assert {0.0, 0.03} <= {r.b for r in runs}
 
     def test_the_words_agree_with_the_runs(self):

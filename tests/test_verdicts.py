@@ -155,7 +155,7 @@ class TestChoice:
         assert verdict.because == "Gain: no b was chosen in 1 case."
         assert str(case) == "A, b = ?: no b was chosen"
 
-    @pytest.mark.parametrize("name", ["forgetting", "split", "ewc"])
+    @pytest.mark.parametrize("name", ["forgetting", "split", "ewc", "ewc-batch-mean"])
     def test_the_papers_b_is_marked_where_nothing_is_held_out(self, name):
         verdict, table = checked(name, scale="paper")
         rows = [row for row in table.rows if any("(the paper's)" in str(c) for c in row)]
