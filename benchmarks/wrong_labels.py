@@ -39,7 +39,8 @@ from neuvar.engine.job import provenance
 from neuvar.labels import corrupt
 from neuvar.models import build
 from neuvar.train.evaluation import autocast, clean_weights
-from wrong_labels_tables import ARMS, ROWS, Arm, Row, choice_runs, left, reported_runs, table, waves
+from wrong_labels_plan import ARMS, ROWS, Arm, Row, choice_runs, left, reported_runs, waves
+from wrong_labels_tables import table
 
 RESULTS = Path(__file__).parents[1] / "results"
 BATCH, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 1e-4
