@@ -39,7 +39,7 @@ from neuvar.engine.job import provenance
 from neuvar.labels import corrupt
 from neuvar.models import build
 from neuvar.train.evaluation import autocast, clean_weights
-from wrong_labels_plan import ARMS, ROWS, Arm, Row, choice_runs, left, reported_runs, waves
+from wrong_labels_plan import ARMS, ROWS, WAVES, Arm, Row, choice_runs, left, reported_runs
 from wrong_labels_tables import table
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -317,10 +317,11 @@ def main() -> None:
     torch.set_num_threads(1)
     results = Results(options.results / "wrong_labels.jsonl")
     if not (options.left or options.table):
-        for name, count, arms in waves(options.rows):
-            run_missing(choice_runs(name, arms), results)
-            lines = list(results.lines().values())
-            run_missing(iter(reported_runs(name, count, arms, lines)), results)
+        for name, count, arms in WAVES:
+            if name in options.rows:
+                run_missing(choice_runs(name, arms), results)
+                lines = list(results.lines().values())
+                run_missing(iter(reported_runs(name, count, arms, lines)), results)
     print(left(list(results.lines().values())))
     if not options.left:
         text = table(options.results)

@@ -16,8 +16,6 @@ FIRST_SEED = 10
 """The first reported seed, as in ``cleaning.py``."""
 CHOICE_SEEDS = (1000,)
 """Seeds of the runs that settings are chosen by; they are not reported."""
-WAVES = (3, 5, 10)
-"""All rows get three seeds before one gets five."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class Row:
     epochs: int = 30
     seeds: int = 10
     precision: str = "bf16"
-    later: tuple[str, ...] = ()
-    """Arms that run after all others."""
 
 
 MNIST = {"data": "mnist"}
@@ -46,7 +42,6 @@ CIFAR: dict[str, Any] = {
     "width": 16,
     "held_out": 2_000,
     "seeds": 5,
-    "later": ("SAM", "IVON"),
 }
 ROWS = {
     "mnist-pair-40": Row("MNIST, 40 % pair flips", kind="pair", **MNIST),
@@ -104,14 +99,20 @@ ARMS = {
 }
 
 
-def waves(rows: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
-    """Row, number of seeds and arms, in the order in which they run."""
-    for count in WAVES:
-        for name in rows:
-            arms = [arm for arm in ARMS if arm not in ROWS[name].later]
-            yield name, min(count, ROWS[name].seeds), arms
-    for name in rows:
-        yield name, ROWS[name].seeds, list(ROWS[name].later)
+COSTLY = ("SAM", "IVON")
+"""Arms that take more than twice as long as SGD."""
+CORE = tuple(arm for arm in ARMS if arm not in COSTLY)
+WAVES = (
+    ("mnist-pair-40", 5, CORE),
+    ("mnist-pair-40", 5, COSTLY),
+    ("mnist-sym-40", 5, CORE),
+    ("mnist-sym-40", 5, COSTLY),
+    ("cifar-pair-40", 5, CORE),
+    ("mnist-pair-40", 10, CORE + COSTLY),
+    ("mnist-sym-40", 10, CORE + COSTLY),
+    ("cifar-pair-40", 5, COSTLY),
+)
+"""Row, number of seeds and arms, in the order in which they run."""
 
 
 def choice_runs(name: str, arms: Sequence[str]) -> Iterator[Line]:

@@ -103,7 +103,7 @@ def test_choice_runs_and_reported_runs_have_other_seeds():
 
 def test_the_waves_cover_the_plan():
     last = {}
-    for name, count, arms in plan.waves(list(plan.ROWS)):
+    for name, count, arms in plan.WAVES:
         last |= {(name, arm): count for arm in arms}
     assert last == {(name, arm): row.seeds for name, row in plan.ROWS.items() for arm in plan.ARMS}
 
