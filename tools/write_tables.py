@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.run_spec import as_dict, from_dict
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
 RESULTS = ROOT / "results"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/huggingface.md"))
@@ -197,11 +199,25 @@ def count(values: Iterable[float]) -> int:
     return len(list(values))
 
 
+def wrong_labels() -> list[str]:
+    import wrong_labels_tables
+
+    return wrong_labels_tables.accuracy_tables(RESULTS)
+
+
+def finding_wrong_labels() -> list[str]:
+    import wrong_labels_tables
+
+    return wrong_labels_tables.finding_tables(RESULTS)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
     "cost": cost,
     "huggingface": huggingface,
+    "wrong_labels": wrong_labels,
+    "finding_wrong_labels": finding_wrong_labels,
 }
 
 if __name__ == "__main__":
