@@ -409,6 +409,10 @@ PLAN = [
     *_each(same_data, wrap="fsdp by columns", mode="exact", sampler=SAMPLERS),
     *_each(same_data, wrap="fsdp by columns", mode="replay", sampler="table"),
     *_each(same_data, wrap="fsdp of replicas", mode=MODES, sampler="table"),
+    *_each(
+        same_data, wrap=["fsdp", "fsdp by columns"], known=True, relative_to=["tensor", "filter"]
+    ),
+    *_each(same_data, worlds=(2,), wrap="fsdp", known=True, relative_to="weight"),
     *_each(controlled, ranks=["shared", "per_rank"]),
     *_each(evaluated, wrap=[*WRAPPED, "fsdp at once"]),
     *_each(refused),
@@ -446,6 +450,15 @@ PLAN = [
         inner="adam",
         mode=MODES,
         known=True,
+    ),
+    *_each(
+        checkpoint,
+        worlds=(2,),
+        flatten=BOTH,
+        denoised=False,
+        wrap=WRAPPED,
+        known=True,
+        relative_to="filter",
     ),
     *_each(
         resharded,

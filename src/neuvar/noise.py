@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -115,10 +116,15 @@ def b_from_std(noise: str, std: float) -> float:
     return scale("std", std) / family(noise).std
 
 
+RELATIVE_TO = ("tensor", "filter", "weight")
+"""What b may be relative to; see :func:`neuvar.optim.layout.relative_size`."""
+
+
 class Draw(NamedTuple):
     r"""Identifies noise: together with a parameter and a position in it, it determines the value.
 
-    Number 0 is the paper's :math:`\epsilon_0 = 0`: no noise.
+    Number 0 is the paper's :math:`\epsilon_0 = 0`: no noise. If b is relative to the weights
+    (``relative_to`` is one of ``RELATIVE_TO``), the value depends on them, too.
     """
 
     number: int = 0
@@ -127,6 +133,7 @@ class Draw(NamedTuple):
     seed: int = 0
     sampler: str = "table"
     rank: int = 0
+    relative_to: str = ""
 
 
 class Slot(NamedTuple):
@@ -210,9 +217,16 @@ def standard_noise(slot: Slot, draw: Draw, device: torch.device | None = None) -
     return torch.cat([empty, *parts]).view(slot.local_shape)
 
 
-def add_noise(clean: Tensor, term: Term, *, out: Tensor, factor: int = 1) -> Tensor:
-    """Set ``out`` to ``clean`` plus the noise, in one pass; returns ``out``."""
+def add_noise(
+    clean: Tensor, term: Term, *, out: Tensor, factor: int = 1, size: Tensor | None = None
+) -> Tensor:
+    """Set ``out`` to ``clean`` plus the noise, in one pass; returns ``out``.
+
+    Noise that is relative to the weights is multiplied by their ``size``.
+    """
     scale = factor * term.draw.sign * term.b
+    if size is not None:
+        return _add_relative(clean, term, size, scale, out)
     if not (clean.is_contiguous() and out.is_contiguous()):
         z = standard_noise(term.slot, term.draw, clean.device)
         return torch.add(clean, z, alpha=scale, out=out)
@@ -224,8 +238,33 @@ def add_noise(clean: Tensor, term: Term, *, out: Tensor, factor: int = 1) -> Ten
     return out
 
 
-def has_noise(weights: Tensor, clean: Tensor, term: Term) -> bool:
+def _add_relative(clean: Tensor, term: Term, size: Tensor, scale: float, out: Tensor) -> Tensor:
+    """As :func:`add_noise`, for noise that is multiplied by a size."""
+    drawn = list(pieces(term.slot, term.draw, clean.device))
+    contiguous = clean.is_contiguous() and out.is_contiguous()
+    if len(drawn) == 1 or not contiguous:
+        z = drawn[0][2] if len(drawn) == 1 else standard_noise(term.slot, term.draw, clean.device)
+        return torch.addcmul(clean, z.view(clean.shape), size, value=scale, out=out)
+    flat, result = clean.view(-1), out.view(-1)
+    width = max(clean.numel() // max(size.numel(), 1), 1)  # how many weights share a size
+    for low, high, z in drawn:
+        # Ranges that lie inside of one filter, or consist of whole filters.
+        whole = min(-(-low // width) * width, high), max(high // width * width, low)
+        cuts = sorted({low, *whole, high})
+        for a, c in itertools.pairwise(cuts):
+            rows = size.view(-1)[a // width : -(-c // width)].view(-1, 1)
+            w, noisy, part = (
+                t.view(len(rows), -1) for t in (flat[a:c], result[a:c], z[a - low : c - low])
+            )
+            torch.addcmul(w, part, rows, value=scale, out=noisy)
+    return out
+
+
+def has_noise(weights: Tensor, clean: Tensor, term: Term, size: Tensor | None = None) -> bool:
     """Whether weights equal ``clean`` plus the noise to the bit."""
+    if size is not None:
+        noisy = add_noise(clean, term, out=torch.empty_like(clean), size=size)
+        return same_bits(weights.contiguous(), noisy.contiguous())
     if weights.is_contiguous() and clean.is_contiguous():
         weights, clean = weights.view(-1), clean.view(-1)
         parts: Iterable[Piece] = pieces(term.slot, term.draw, clean.device)

@@ -30,8 +30,8 @@ from neuvar.measures.loss_and_accuracy import (
     scalar,
     weighted_mean,
 )
-from neuvar.noise import SAMPLERS, Draw, Slot, family, standard_noise
-from neuvar.optim.layout import check_parameters, local, reshard, slots
+from neuvar.noise import RELATIVE_TO, SAMPLERS, Draw, Slot, family, standard_noise
+from neuvar.optim.layout import check_parameters, local, relative_size, reshard, slots
 
 Parameters = Iterable[Tensor] | Iterable[str]
 """Parameters of a model, as tensors or by name."""
@@ -114,7 +114,7 @@ class Landscape:
             raise ValueError(f"model must be a torch module, got {type(model).__name__}")
         if not callable(loss):
             raise ValueError(f"loss must be a function of outputs and targets, got {loss!r}")
-        _validate.one_of("relative_to", relative_to, (None, "tensor", "filter"))
+        _validate.one_of("relative_to", relative_to, (None, *RELATIVE_TO))
         _validate.one_of("batchnorm", batchnorm, ("keep", "reestimate"))
         _validate.one_of("sampler", sampler, SAMPLERS)
         family(noise)
@@ -135,7 +135,9 @@ class Landscape:
             stack.enter_context(clean_eval_mode(self.model))
             self._clean_weights = {p: local(p).clone() for p in self.slots}
             stack.callback(self.move, None)
-            self.scale = {p: self._scale(w) for p, w in self._clean_weights.items()}
+            self.sizes = {
+                p: relative_size(p, w, self.relative_to) for p, w in self._clean_weights.items()
+            }
             clean = self.clean = self.evaluate()
             if not math.isfinite(clean.loss):
                 raise ValueError(f"the loss at the model's own weights is {clean.loss}")
@@ -152,22 +154,15 @@ class Landscape:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def _scale(self, weights: Tensor) -> Tensor:
-        """Factor of b: 1, or the root mean square of a tensor or of its filters."""
-        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        if self.relative_to is None:
-            return weights.new_ones(())
-        if self.relative_to == "filter" and weights.ndim > 1:
-            return weights.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (weights.ndim - 1))
-        return weights.square().mean().sqrt()
-
     def noise(self, number: int, *, signs_only: bool = False) -> dict[Tensor, Tensor]:
         """Draw number ``number`` of noise for all weights at b = 1, or only its signs."""
         draw, result = self.draw._replace(number=number), {}
         for p, slot in self.slots.items():
-            z = standard_noise(slot, draw, local(p).device).to(self.scale[p].dtype)
+            weights, size = self._clean_weights[p], self.sizes[p]
+            z = standard_noise(slot, draw, weights.device)
+            z = z.to(torch.promote_types(weights.dtype, torch.float32))
             z = z.sign() if signs_only else z
-            result[p] = z if self.relative_to is None else z * self.scale[p]
+            result[p] = z if size is None else z * size
         return result
 
     @torch.no_grad()

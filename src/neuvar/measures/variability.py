@@ -44,7 +44,7 @@ class Variability:
         confidence: Confidence level of ``interval`` and ``upper``.
         antithetic: Whether each draw was used with both signs; a pair is one sample.
         noise: Family of the noise.
-        relative_to: Whether b is relative to the size of each ``"tensor"`` or ``"filter"``.
+        relative_to: Whether b is relative to each ``"tensor"``, ``"filter"`` or ``"weight"``.
         batchnorm: ``"keep"``, ``"reestimate"``, or ``"absent"`` without batch normalization.
         clean_accuracy: Accuracy at the model's own weights; nan without classes.
         accuracy: Mean accuracy at perturbed weights, or None.
@@ -125,8 +125,8 @@ def neural_variability(
         options:
             - ``noise="gaussian"``: or ``"laplace"``, ``"uniform"``.
             - ``relative_to=None``: ``"tensor"`` or ``"filter"`` multiplies b by the root mean
-              square of each tensor, or of each slice along its first axis. Raw b is not comparable
-              across architectures.
+              square of each tensor, or of each slice along its first axis; ``"weight"`` by each
+              weight. Raw b is not comparable across architectures.
             - ``parameters=None``: which to perturb, as tensors or by name; all by default.
             - ``seed=0``: of all draws.
             - ``sampler="fresh"``: or ``"table"``, as in the optimizers.

@@ -258,9 +258,13 @@ class Reports:
         self._hooks = []
 
 
-def inner_product(term: Term, g: Tensor) -> Tensor:
-    """Inner product of a parameter's noise with its gradient, in double precision."""
-    flat = local(g).contiguous().view(-1)
+def inner_product(term: Term, g: Tensor, size: Tensor | None = None) -> Tensor:
+    """Inner product of a parameter's noise with its gradient, in double precision.
+
+    ``size`` is what noise relative to the weights is multiplied by.
+    """
+    g = local(g) if size is None else local(g) * size
+    flat = g.contiguous().view(-1)
     drawn = pieces(term.slot, term.draw, flat.device)
     parts = [(flat[low:high].float() * z).sum() for low, high, z in drawn]
     return term.draw.sign * term.b * torch.stack(parts).sum().double()

@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.checkpoint import CheckpointFunction
 
 from neuvar.noise import Term, add_noise
+from neuvar.optim.layout import relative_size
 
 Noise = dict[Tensor, Term]
 """The noise of a model: one term for each parameter that has noise."""
@@ -175,6 +176,10 @@ class WeightNoise(ABC):
         """Copy of the clean weights of a parameter, perturbed or not."""
         return p.detach().clone()
 
+    def size(self, p: Tensor) -> Tensor | None:
+        """What a parameter's noise is multiplied by if b is relative to the weights, or None."""
+        return relative_size(p, p.detach(), self.eps[p].draw.relative_to)
+
     def saved(self, p: Tensor) -> tuple[Any, ...]:
         """What a checkpoint holds for a parameter, by the names in ``keys``."""
         return ()
@@ -275,7 +280,7 @@ class ForwardNoise(WeightNoise):
                 or buffer.stride() != p.stride()
             ):
                 buffer = self._buffers[p] = torch.empty_like(clean)
-            add_noise(clean, self.eps[p], out=buffer)
+            add_noise(clean, self.eps[p], out=buffer, size=self.size(p))
             tensor = torch.ops.aten.alias(p)  # passes its gradient on to p
             tensor.data = buffer
             made = self._perturbed[p] = _Perturbed(tensor, version, address)

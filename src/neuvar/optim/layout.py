@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -58,6 +59,35 @@ def reshard(params: Iterable[Tensor]) -> None:
     for module in list(_module_state_mapping):
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
+
+
+def relative_size(p: Tensor, weights: Tensor, relative_to: str | None) -> Tensor | None:
+    """What noise relative to the weights is multiplied by; None if it is absolute.
+
+    It is the root mean square of a ``"tensor"``, or of each ``"filter"`` (its first index; a
+    tensor with one dimension is one filter), or each ``"weight"`` itself.
+
+    Args:
+        p: the parameter, which may be sharded.
+        weights: its clean weights in this process.
+        relative_to: one of ``RELATIVE_TO``, or None or "" for absolute noise.
+    """
+    if not relative_to or relative_to == "weight":
+        return weights if relative_to else None
+    dtype = torch.promote_types(weights.dtype, torch.float32)
+    rows = weights.flatten(1) if weights.ndim > 1 else weights.view(1, -1)
+    # Sums over filters in double precision hardly depend on how a tensor is sharded.
+    squares = torch.linalg.vector_norm(rows, dim=1, dtype=dtype).double().square()
+    by_filter = relative_to == "filter" and weights.ndim > 1
+    squares = squares if by_filter else squares.sum()
+    if is_sharded(p):
+        mesh, placements = sharding(p)
+        for dim, placement in enumerate(placements):
+            if placement.is_shard() and not (by_filter and placement.is_shard(0)):
+                torch.distributed.all_reduce(squares, group=mesh.get_group(dim))
+    count = math.prod(p.shape[1:]) if by_filter else p.numel()
+    size = (squares / max(count, 1)).sqrt().to(dtype)
+    return size.view(-1, *[1] * (weights.ndim - 1)) if by_filter else size
 
 
 def slots(params: Sequence[Tensor]) -> dict[Tensor, Slot]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from neuvar.optim.nvrm import NVRM
 
-OWN = ("model", "b", "std", "noise", "seed", "mode", "sampler", "ranks")
+OWN = ("model", "b", "std", "noise", "seed", "mode", "sampler", "ranks", "relative_to")
 """Arguments of NVRM; the others are those of the inner optimizer."""
 
 
@@ -41,7 +41,7 @@ class NVRMSGD(_Named):
         dampening: dampening of the momentum.
         weight_decay: added to the gradient, times the clean weights.
         nesterov: whether to use Nesterov momentum.
-        model: see :class:`NVRM`, as for all arguments up to ``ranks``.
+        model: see :class:`NVRM`, as for all arguments up to ``relative_to``.
         b: scale of the noise, or "auto".
         std: standard deviation of the noise, in place of ``b``.
         noise: family of the noise.
@@ -49,6 +49,7 @@ class NVRMSGD(_Named):
         mode: how clean weights are restored.
         sampler: where noise comes from.
         ranks: which noise each process has.
+        relative_to: what b is relative to; absolute noise by default.
         maximize: maximize the loss.
         foreach: use torch's multi-tensor implementation.
         fused: use torch's fused kernel; by default where one exists.
@@ -74,6 +75,7 @@ class NVRMSGD(_Named):
         mode: str = "exact",
         sampler: str = "table",
         ranks: str = "shared",
+        relative_to: str | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -91,7 +93,7 @@ class NVRMAdam(_Named):
         eps: added to the denominator.
         weight_decay: added to the gradient, times the clean weights.
         amsgrad: whether to use AMSGrad.
-        model: see :class:`NVRM`, as for all arguments up to ``ranks``.
+        model: see :class:`NVRM`, as for all arguments up to ``relative_to``.
         b: scale of the noise, or "auto".
         std: standard deviation of the noise, in place of ``b``.
         noise: family of the noise.
@@ -99,6 +101,7 @@ class NVRMAdam(_Named):
         mode: how clean weights are restored.
         sampler: where noise comes from.
         ranks: which noise each process has.
+        relative_to: what b is relative to; absolute noise by default.
         maximize: maximize the loss.
         foreach: use torch's multi-tensor implementation.
         capturable: safe to capture in a CUDA graph.
@@ -125,6 +128,7 @@ class NVRMAdam(_Named):
         mode: str = "exact",
         sampler: str = "table",
         ranks: str = "shared",
+        relative_to: str | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
@@ -157,6 +161,7 @@ class NVRMAdamW(_Named):
         mode: str = "exact",
         sampler: str = "table",
         ranks: str = "shared",
+        relative_to: str | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,

@@ -33,7 +33,7 @@ from neuvar.optim.forward import (
     noise_owners,
     not_compiled,
 )
-from neuvar.optim.layout import is_sharded, local, reshard, sharding
+from neuvar.optim.layout import is_sharded, local, relative_size, reshard, sharding
 
 ONE_BY_ONE = ("cpu",)
 """Devices on which one pass per tensor is faster than two passes for all of them."""
@@ -87,14 +87,21 @@ def end_other_noise(params: Iterable[Tensor], own: object) -> None:
             other.release(reason)
 
 
-def write_noise(eps: Noise, *, clean: Callable[[Tensor], Tensor] = local, factor: int = 1) -> None:
+def write_noise(
+    eps: Noise,
+    *,
+    clean: Callable[[Tensor], Tensor] = local,
+    factor: int = 1,
+    sizes: Mapping[Tensor, Tensor | None] | None = None,
+) -> None:
     """Set each parameter to its clean weights plus its noise."""
     launches: dict[float, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for p, term in eps.items():
-        live, base = local(p), clean(p)
+        live, base, size = local(p), clean(p), sizes[p] if sizes else None
+        many = term.draw.sampler == "fresh" or size is not None
         contiguous = live.is_contiguous() and base.is_contiguous()
-        if live.device.type in ONE_BY_ONE or term.draw.sampler == "fresh" or not contiguous:
-            add_noise(base, term, out=live, factor=factor)
+        if live.device.type in ONE_BY_ONE or many or not contiguous:
+            add_noise(base, term, out=live, factor=factor, size=size)
             continue
         parts = launches.setdefault(factor * term.draw.sign * term.b, [])
         for low, high, z in pieces(term.slot, term.draw, live.device):
@@ -121,6 +128,7 @@ class Exact:
     def __init__(self) -> None:
         self._buffers: dict[Tensor, Tensor] = {}
         self._lent: dict[Tensor, Tensor] = {}
+        self.sizes: dict[Tensor, Tensor | None] = {}
 
     def remove(self, eps: Noise) -> None:
         """Restore the clean weights."""
@@ -143,7 +151,10 @@ class Exact:
 
     def write(self, eps: Noise) -> None:
         """Perturb the weights."""
-        write_noise(eps, clean=self._buffer)
+        # Processes agree on the sizes of sharded weights here, where all of them pass.
+        for p, term in eps.items():
+            self.sizes[p] = relative_size(p, self._buffer(p), term.draw.relative_to)
+        write_noise(eps, clean=self._buffer, sizes=self.sizes)
 
     def begin_update(self, eps: Noise) -> None:
         """Let the inner optimizer update the clean weights."""
@@ -179,7 +190,8 @@ class Exact:
         """Whether a perturbed parameter still has its value."""
         self._buffers[p] = self._buffers[p].to(p.device)  # a model may be moved while perturbed
         same_type = self._buffers[p].dtype == p.dtype
-        return same_type and has_noise(local(p), local(self._buffers[p]), term)
+        buffer = local(self._buffers[p])
+        return same_type and has_noise(local(p), buffer, term, self.sizes.get(p))
 
     def saved(self, p: Tensor, term: Term | None) -> tuple[Any, ...]:
         """The values for ``keys``; ``term`` is the noise that the parameter carries now."""
@@ -221,6 +233,7 @@ class Replay(Exact):
 
     def __init__(self) -> None:
         self._loaded: dict[Tensor, int] = {}  # fingerprints of weights after loading a checkpoint
+        self.sizes = {}
 
     def remove(self, eps: Noise) -> None:
         self._loaded.clear()
@@ -431,6 +444,9 @@ class NoisyParameters(WeightNoise):
             copy = p.detach().clone()
             add_noise(local(p), self.eps[p], out=local(copy), factor=-1)
         return copy
+
+    def size(self, p: Tensor) -> Tensor | None:
+        return self.keep.sizes.get(p)
 
     # Forward passes of a known model.
 

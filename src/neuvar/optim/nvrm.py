@@ -64,6 +64,10 @@ class NVRM(Wrapper):
             draws new numbers.
         ranks: under data parallelism, ``"shared"`` gives all processes the same noise.
             ``"per_rank"`` gives each its own, so that the averaged gradient averages over noise.
+        relative_to: multiply b by the root mean square of each ``"tensor"`` or ``"filter"`` (a row
+            of a matrix, a filter of a convolution), or by each ``"weight"``. The noise of a layer
+            then scales with its weights. A parameter group may have its own. Needs ``model``,
+            ``mode="exact"`` and a number for b.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> before = model.weight.detach().clone()
@@ -93,6 +97,7 @@ class NVRM(Wrapper):
         mode: str = "exact",
         sampler: str = "table",
         ranks: str = "shared",
+        relative_to: str | None = None,
     ) -> None:
         one_of("mode", mode, MODES)
         one_of("ranks", ranks, RANKS)
@@ -112,6 +117,7 @@ class NVRM(Wrapper):
             rank=_own_rank() if ranks == "per_rank" else 0,
             mode=mode,
             model=model,
+            relative_to=relative_to,
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -227,8 +233,12 @@ class NVRM(Wrapper):
         The value of one step is noisy. Gradients must be unscaled and not yet clipped. b is that of
         the first parameter group.
         """
-        terms = self._weights.eps.items()
-        costs = [inner_product(term, p.grad) for p, term in terms if p.grad is not None]
+        weights = self._weights
+        costs = [
+            inner_product(term, p.grad, weights.size(p))
+            for p, term in weights.eps.items()
+            if p.grad is not None
+        ]
         delta = 0.5 * float(torch.stack(costs).sum()) if costs else 0.0
         return {"b": float(self.param_groups[0]["b"]), "delta": delta}
 

@@ -28,9 +28,9 @@ PREFIX = "nvrm_"
 class Wrapper(Optimizer):
     """What all our optimizers share: the inner optimizer, its groups, and the counter of draws.
 
-    Parameter groups are those of the inner optimizer, with three more keys: ``b`` and ``noise``,
-    which may be changed at any time, and ``drawn``, the last draw (a plain tuple, see
-    :class:`neuvar.noise.Draw`). The inner optimizer's ``state`` is not changed; a state dict
+    Parameter groups are those of the inner optimizer, with four more keys: ``b``, ``noise`` and
+    ``relative_to``, which may be changed at any time, and ``drawn``, the last draw (a plain tuple,
+    see :class:`neuvar.noise.Draw`). The inner optimizer's ``state`` is not changed; a state dict
     contains both states, ours under keys with a prefix.
     """
 
@@ -38,6 +38,7 @@ class Wrapper(Optimizer):
     """Whether ``b="auto"`` is supported."""
 
     inner: Optimizer
+    _mode = "exact"
     _options: dict[str, Any]
     _known_slots: dict[Tensor, noise_.Slot]
     _weights: WeightNoise
@@ -54,6 +55,7 @@ class Wrapper(Optimizer):
         rank: int = 0,
         mode: str = "exact",
         model: nn.Module | None = None,
+        relative_to: str | None = None,
     ) -> None:
         _check_inner(inner)
         if (b is None) == (std is None):
@@ -66,12 +68,15 @@ class Wrapper(Optimizer):
         noise_.family(noise)
         _validate.one_of("sampler", sampler, noise_.SAMPLERS)
         start = tuple(Draw(seed=_validate.seed(seed), sampler=sampler, noise=noise, rank=rank))
-        options: dict[str, Any] = {"b": b, "noise": noise, "drawn": start}
+        options: dict[str, Any] = {
+            "b": b, "noise": noise, "relative_to": relative_to, "drawn": start,
+        }  # fmt: skip
         groups: list[dict[str, Any]] = [
             options | {"std": None} | group for group in inner.param_groups
         ]
         for group in groups:
             self._check_group(group)
+            _check_relative(group, mode, model)
         params = [p for group in groups for p in group["params"]]
         self._check_parameters(params)
         if model is not None:
@@ -124,6 +129,7 @@ class Wrapper(Optimizer):
         params = group["params"]
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
         self._check_group(group)
+        _check_relative(group, self._mode, self._weights.model)
         self._check_parameters([*self._parameters(), *_tensors(group["params"])])
         if self._weights.model is not None:
             _check_model(self._weights.model, [group])
@@ -182,6 +188,8 @@ class Wrapper(Optimizer):
         ids = [pid for group in groups for pid in group["params"]]
         own = [_part(state_dict["state"].get(pid, {}), ours=True) for pid in ids]
         draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
+        if any(draw.relative_to for draw in draws):
+            _check_relative({"relative_to": "", "b": 0.0}, self._mode, self._weights.model)
         accept = self._check_own_state(own, draws)
         theirs = {pid: _part(value, ours=False) for pid, value in state_dict["state"].items()}
         self.inner.load_state_dict({**state_dict, "state": {k: v for k, v in theirs.items() if v}})
@@ -272,6 +280,7 @@ class Wrapper(Optimizer):
 
     def _check_group(self, group: dict[str, Any], *, new: bool = True) -> None:
         noise_.family(group["noise"])
+        _validate.one_of("relative_to", group.get("relative_to"), (None, *noise_.RELATIVE_TO))
         if not (new and group["b"] == AUTO):
             noise_.scale("b", group["b"])
         elif not self.controls_b:
@@ -286,11 +295,15 @@ class Wrapper(Optimizer):
         groups, latest = self.param_groups, Draw(*self._options["drawn"])
         for group in groups:
             valid = type(group["b"]) is float and 0 <= group["b"] <= MAX_B
-            if not valid or group["noise"] != latest.noise:
+            if not valid or group["noise"] != latest.noise or group.get("relative_to"):
                 self._check_group(group, new=False)
+                _check_relative(group, self._mode, self._weights.model)
                 group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
         draw = latest._replace(number=latest.number + 1, sign=1)
-        draws = [draw._replace(noise=group["noise"]) for group in groups]
+        draws = [
+            draw._replace(noise=group["noise"], relative_to=group.get("relative_to") or "")
+            for group in groups
+        ]
         eps: Noise = {}
         for group, draw in zip(groups, draws, strict=True):
             if b := group["b"]:
@@ -404,10 +417,25 @@ def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:
 def _checked_record(drawn: Sequence[Any]) -> Draw:
     """Validate a draw from a state dict."""
     types = tuple(map(type, drawn)) if isinstance(drawn, (tuple, list)) else ()
-    if types != (int, int, str, int, str, int) or drawn[4] not in noise_.SAMPLERS:
+    expected = (int, int, str, int, str, int, str)
+    # A record without the last field is of a version that had absolute noise only.
+    valid = types in (expected, expected[:-1]) and drawn[4] in noise_.SAMPLERS
+    if not valid or Draw(*drawn).relative_to not in ("", *noise_.RELATIVE_TO):
         raise ValueError(f"the state dict's 'drawn' is not a valid draw: {drawn!r}")
     noise_.family(drawn[2])
     return Draw(*drawn)
+
+
+def _check_relative(group: dict[str, Any], mode: str, model: nn.Module | None) -> None:
+    """Relative noise is computed from the clean weights, at every training pass."""
+    if group.get("relative_to") is None:
+        return
+    if model is None:
+        raise ValueError("relative_to needs the model; make the optimizer with it")
+    if mode != "exact":
+        raise ValueError("relative_to needs mode='exact', which keeps the clean weights")
+    if group["b"] == AUTO or "auto" in group:
+        raise ValueError("relative_to needs a number for b; 'auto' is for absolute noise")
 
 
 def _check_model(model: object, groups: list[dict[str, Any]]) -> None:
