@@ -55,7 +55,7 @@ class PerturbedModel:
         self.model, self.relative_to = model, relative_to
         # A stream of its own: an optimizer with the same seed may have trained with the others.
         self.draw = Draw(noise=noise, seed=_validate.seed(seed), sampler=sampler, rank=stream)
-        self.slots = _select(model, parameters)
+        self.slots = select_parameters(model, parameters)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -128,7 +128,7 @@ class FedModel(nn.Module):
         return self.feed(self.model, batch)
 
 
-def _select(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
+def select_parameters(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
     """Slots of the parameters to perturb; the noise of one does not depend on the others."""
     named = dict(model.named_parameters())
     every = slots(list(named.values()))
