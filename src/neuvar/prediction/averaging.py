@@ -93,15 +93,21 @@ def predict(
     """
     draws = check_draws(draws, antithetic)
     _validate.probability("confidence", confidence)
-    for name, value in (("dropout", dropout), ("logits", logits)):
-        _validate.boolean(name, value)
+    for name, flag in (("dropout", dropout), ("logits", logits)):
+        _validate.boolean(name, flag)
     if vectorize is not None:
         _validate.boolean("vectorize", vectorize)
     unlabelled = isinstance(data, Tensor)
     if unlabelled and data.ndim:
         data = (data, torch.zeros(len(data), dtype=torch.int64))
-    options = {"relative_to": relative_to, "parameters": parameters, "seed": seed}
-    noisy = NoisyClassifier(model, **options, sampler=sampler, stream=PREDICTIONS)
+    noisy = NoisyClassifier(
+        model,
+        relative_to=relative_to,
+        parameters=parameters,
+        seed=seed,
+        sampler=sampler,
+        stream=PREDICTIONS,
+    )
     noisy.terms = noise_terms(model, noisy.slots, b, noise, optimizer)
     noisy.signs = (1, -1) if antithetic else (1,)
     noisy.logits, noisy.dropout, noisy.vectorize = logits, dropout, vectorize
@@ -122,7 +128,7 @@ def predict(
     )
     if not value["probabilities"].isfinite().all():
         raise ValueError("the model returns values that are not finite under the noise")
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     known = {names[p]: (own.b, own.noise) for p, own in noisy.terms.items()}
     return Prediction(
         **value, targets=labels, draws=draws, noise=known, stderr=stderr, bias=bias,

@@ -203,7 +203,8 @@ class NoisyClassifier(PerturbedModel):
                 parts = [vmap(lambda w, x=x: run(w, x))(weights) for x in block]
         except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
             return None
-        return torch.cat(parts, 1).unflatten(0, (len(numbers), len(self.signs)))
+        outputs: Tensor = torch.cat(parts, 1).unflatten(0, (len(numbers), len(self.signs)))
+        return outputs
 
     def _stacked(self, numbers: range) -> dict[Tensor, Tensor]:
         """Standard draws of each parameter, stacked."""

@@ -69,7 +69,7 @@ class AveragedPredictor(nn.Module):
         self.seed = _validate.seed(seed)
         slots = select_parameters(model, parameters)
         kinds = noise_terms(model, slots, b, noise, optimizer)
-        names = {p: name for name, p in model.named_parameters()}
+        names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self.terms = {
             names[p]: Term(
                 slots[p], Draw(0, 1, kind.noise, self.seed, "table", PREDICTIONS), kind.b
