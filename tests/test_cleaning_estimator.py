@@ -20,6 +20,7 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
+from neuvar import predict
 from neuvar.cleaning import LabelIssues
 from neuvar.cleaning.find import Trained, find_label_issues, weighted_cross_entropy
 from neuvar.cleaning.sklearn import NVRMClassifier, seed_from
@@ -280,8 +281,8 @@ class TestFit:
         ours = inspect.signature(NVRMClassifier).parameters
         theirs = dict(inspect.signature(find_label_issues).parameters)
         theirs["random_state"] = theirs.pop("seed")
-        assert set(ours) == set(theirs) - {"data", "trained", "names"}
-        for name in set(ours) - {"model"}:
+        assert set(ours) - {"draws"} == set(theirs) - {"data", "trained", "names"}
+        for name in set(ours) - {"model", "draws"}:
             assert ours[name].default == theirs[name].default
 
 
@@ -446,3 +447,26 @@ class TestUse:
         spec = importlib.util.spec_from_file_location("another", place)
         with pytest.raises(ImportError, match=r'pip install "neuvar\[sklearn\]"'):
             spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+class TestAveragedPredictions:
+    def test_they_are_those_of_predict(self):
+        features, _, given = examples()
+        found = classifier(draws=8).fit(features, given)
+        scaled = torch.from_numpy(found.scaler_.transform(features)).float()
+        expected = predict(found.model_, scaled, b=found.label_issues_.b, draws=8)
+        assert (found.predict_proba(features) == expected.probabilities.numpy()).all()
+        assert (found.predict_proba(features) == found.predict_proba(features)).all()
+
+    def test_without_draws_they_are_those_of_the_clean_network(self):
+        features, _, given = examples()
+        found = classifier(draws=0).fit(features, given)
+        scaled = torch.from_numpy(found.scaler_.transform(features)).float()
+        plain = found.model_(scaled).softmax(1).numpy()
+        np.testing.assert_allclose(found.predict_proba(features), plain, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(("draws", "message"), [(3, "even"), (-2, ">= 0"), (2.5, "integer")])
+    def test_bad_numbers_of_draws(self, draws, message):
+        features, _, given = examples()
+        with pytest.raises(ValueError, match=message):
+            classifier(draws=draws).fit(features, given)

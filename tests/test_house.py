@@ -26,6 +26,7 @@ HOUSE = [
     "schedule",
     "measures",
     "bounds",
+    "prediction",
     "data",
     "labels",
     "continual",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         optimizer_of,
         split_parameters,
     )
+    from neuvar.prediction import AveragedPredictor, predict
     from neuvar.train import find_b
 else:
     __getattr__, __dir__ = _attach(
@@ -45,6 +46,7 @@ else:
         models="models",
         noise="b_from_std std_from_b",
         optim="NVRM NVRMSGD NVRMAdam NVRMAdamW optim optimizer_of split_parameters",
+        prediction="AveragedPredictor predict",
         schedule="schedule",
         train="find_b train",
     )
@@ -52,6 +54,7 @@ else:
 __all__ = [
     "NVRM",
     "NVRMSGD",
+    "AveragedPredictor",
     "IndexedDataset",
     "LabelObserver",
     "NVRMAdam",
@@ -71,6 +74,7 @@ __all__ = [
     "neural_variability",
     "optim",
     "optimizer_of",
+    "predict",
     "reestimate_batchnorm",
     "schedule",
     "split_parameters",

@@ -18,7 +18,7 @@ from neuvar._batches import Feed
 from neuvar.bounds import formulas
 from neuvar.bounds.formulas import Bound, gaussian_kl, prior_sigma
 from neuvar.measures.estimate import Estimate
-from neuvar.measures.landscape import BOUNDS, DataOptions, Landscape, lists_options
+from neuvar.measures.landscape import DataOptions, Landscape, lists_options
 from neuvar.measures.loss_and_accuracy import (
     Loss,
     are_classes,
@@ -26,6 +26,7 @@ from neuvar.measures.loss_and_accuracy import (
     check_mean,
     loss_per_example,
 )
+from neuvar.measures.perturbed import BOUNDS
 from neuvar.optim.layout import bare
 from neuvar.optim.noisy_parameters import held_clean
 

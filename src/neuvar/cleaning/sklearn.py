@@ -9,12 +9,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softmax
 
+from neuvar._validate import integer
 from neuvar._validate import seed as check_seed
 from neuvar.cleaning.examples import Examples, label_array, read_labels
 from neuvar.cleaning.find import check_scores, network_for, prepare, train_once
 from neuvar.cleaning.score import Array, judge_labels
+from neuvar.prediction import predict
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -56,6 +57,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             to draw it from; or None for another seed in each fit.
         device: device to train on; predictions run on the CPU.
         precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
+        draws: number of perturbed networks over which :meth:`predict_proba` averages, even; 0
+            predicts at the clean weights. They have the noise of the end of the training.
         progress: called with the finished fraction of the training.
 
     Attributes:
@@ -93,6 +96,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = 0,
         device: torch.device | str = "cpu",
         precision: str = "float32",
+        draws: int = 32,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self.model = model
@@ -105,6 +109,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
         self.precision = precision
+        self.draws = draws
         self.progress = progress
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
@@ -128,7 +133,9 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network, scores = prepare(model, examples.inputs, seed=seed, device=self.device)
         check_scores(scores, len(names))
         options = self.get_params(deep=False)
-        for name in ("model", "random_state"):
+        if integer("draws", self.draws, low=0) % 2:
+            raise ValueError(f"draws must be even, since they come in pairs, got {self.draws}")
+        for name in ("model", "random_state", "draws"):
             del options[name]
         run = train_once(network, examples, seed=seed, weights=weights, **options)
         self.classes_ = y[np.unique(indices, return_index=True)[1]]
@@ -145,13 +152,13 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
-        """Probability of each class, in the order of ``classes_``."""
+        """Probability of each class, in the order of ``classes_``, averaged over weight noise."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
-        dtype = next(self.model_.parameters()).dtype
-        with torch.no_grad():
-            parts = _standardize(self.scaler_, X, dtype).split(CHUNK)
-            return torch.cat([softmax(self.model_(part).double(), 1) for part in parts]).numpy()
+        inputs = _standardize(self.scaler_, X, next(self.model_.parameters()).dtype)
+        b = self.label_issues_.b if self.draws else 0.0
+        found = predict(self.model_, inputs, b=b, draws=self.draws or 2, batch_size=CHUNK)
+        return found.probabilities.numpy()
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each example."""

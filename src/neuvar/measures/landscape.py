@@ -1,12 +1,11 @@
-"""The loss at weights around a model's own, which are restored to the bit."""
+"""The loss at weights around a model's own."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar import _validate
 from neuvar._batches import Batches, Feed, batch_length, feed_batch
-from neuvar._eval_mode import clean_eval_mode
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.measures.loss_and_accuracy import (
     Loss,
@@ -30,20 +28,13 @@ from neuvar.measures.loss_and_accuracy import (
     scalar,
     weighted_mean,
 )
-from neuvar.noise import RELATIVE_TO, SAMPLERS, Draw, Slot, family, standard_noise
-from neuvar.optim.layout import check_parameters, local, relative_size, reshard, slots
-
-Parameters = Iterable[Tensor] | Iterable[str]
-"""Parameters of a model, as tensors or by name."""
-
-SMALL_WORK = 20_000
-"""Vectorize if examples × weights per tensor is at most this: call overhead dominates."""
-
-MEASURES, BOUNDS = -1, -2
-"""Noise streams of measures and bounds; optimizers use streams from 0."""
-
-DRAWS_AT_ONCE = 16
-"""How many perturbed models to evaluate in one vectorized call."""
+from neuvar.measures.perturbed import (
+    DRAWS_AT_ONCE,
+    MEASURES,
+    FedModel,
+    Parameters,
+    PerturbedModel,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,12 +77,8 @@ def lists_options(options: type, taken_by: Callable[..., Any]) -> Callable[[F], 
     return decorate
 
 
-class Landscape:
-    """A model, a loss and data, to evaluate at perturbed weights.
-
-    Inside ``with`` the model is in evaluation mode and free of an optimizer's noise; afterwards
-    weights, modes, buffers, gradients and generators are as before.
-    """
+class Landscape(PerturbedModel):
+    """A model, a loss and data, to evaluate at perturbed weights."""
 
     def __init__(
         self,
@@ -110,72 +97,37 @@ class Landscape:
         vectorize: bool | None = None,
         stream: int = MEASURES,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch module, got {type(model).__name__}")
+        super().__init__(
+            model,
+            noise=noise,
+            relative_to=relative_to,
+            parameters=parameters,
+            seed=seed,
+            sampler=sampler,
+            stream=stream,
+        )
         if not callable(loss):
             raise ValueError(f"loss must be a function of outputs and targets, got {loss!r}")
-        _validate.one_of("relative_to", relative_to, (None, *RELATIVE_TO))
         _validate.one_of("batchnorm", batchnorm, ("keep", "reestimate"))
-        _validate.one_of("sampler", sampler, SAMPLERS)
-        family(noise)
         if vectorize is not None:
             _validate.boolean("vectorize", vectorize)
-        self.model, self.loss, self.feed = model, loss, feed or feed_batch
-        self.relative_to, self.vectorize = relative_to, vectorize
-        # A stream of its own: an optimizer with the same seed may have trained with the others.
-        self.draw = Draw(noise=noise, seed=_validate.seed(seed), sampler=sampler, rank=stream)
-        self.slots = _select(model, parameters)
+        self.loss, self.feed, self.vectorize = loss, feed or feed_batch, vectorize
         self.batches = Batches(data, batch_size=batch_size, model=model)
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         self.batchnorm = batchnorm if any(m.track_running_stats for m in norms) else "absent"
         self.examples = 0
 
-    def __enter__(self) -> Landscape:
-        with ExitStack() as stack:
-            stack.enter_context(clean_eval_mode(self.model))
-            self._clean_weights = {p: local(p).clone() for p in self.slots}
-            stack.callback(self.move, None)
-            self.sizes = {
-                p: relative_size(p, w, self.relative_to) for p, w in self._clean_weights.items()
-            }
-            clean = self.clean = self.evaluate()
-            if not math.isfinite(clean.loss):
-                raise ValueError(f"the loss at the model's own weights is {clean.loss}")
-            if not self.batches.is_pair:  # a loader may give other data in each pass
-                again = self.evaluate().loss
-                if abs(again - clean.loss) > 1e-4 * abs(clean.loss) + 1e3 * self.rounding:
-                    raise ValueError(
-                        "data must be the same in every pass, but the loss at the same weights was "
-                        f"{clean.loss:.6g} and then {again:.6g}"
-                    )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def noise(self, number: int, *, signs_only: bool = False) -> dict[Tensor, Tensor]:
-        """Draw number ``number`` of noise for all weights at b = 1, or only its signs."""
-        draw, result = self.draw._replace(number=number), {}
-        for p, slot in self.slots.items():
-            weights, size = self._clean_weights[p], self.sizes[p]
-            z = standard_noise(slot, draw, weights.device)
-            z = z.to(torch.promote_types(weights.dtype, torch.float32))
-            z = z.sign() if signs_only else z
-            result[p] = z if size is None else z * size
-        return result
-
-    @torch.no_grad()
-    def move(self, shift: Mapping[Tensor, Tensor] | None, factor: float = 1.0) -> None:
-        """Set the weights to the clean ones plus ``factor * shift``; None restores them."""
-        for p, clean in self._clean_weights.items():
-            # Writing to .data is invisible to autograd: a backward pass may still be pending.
-            weights = local(p.data)
-            if shift is None:
-                weights.copy_(clean)
-            else:
-                torch.add(clean, shift[p], alpha=factor, out=weights)
-        reshard(self._clean_weights)
+    def _begin(self) -> None:
+        clean = self.clean = self.evaluate()
+        if not math.isfinite(clean.loss):
+            raise ValueError(f"the loss at the model's own weights is {clean.loss}")
+        if not self.batches.is_pair:  # a loader may give other data in each pass
+            again = self.evaluate().loss
+            if abs(again - clean.loss) > 1e-4 * abs(clean.loss) + 1e3 * self.rounding:
+                raise ValueError(
+                    "data must be the same in every pass, but the loss at the same weights was "
+                    f"{clean.loss:.6g} and then {again:.6g}"
+                )
 
     @torch.no_grad()
     def evaluate(self) -> LossAndAccuracy:
@@ -246,8 +198,7 @@ class Landscape:
         """Whether to evaluate several perturbed models at once, because that is faster."""
         if self.vectorize is not None or self.batchnorm == "reestimate":
             return bool(self.vectorize) and self.batchnorm != "reestimate"
-        weights = sum(p.numel() for p in self.slots)
-        return self.largest_batch * weights <= SMALL_WORK * len(self.slots)
+        return self.calls_dominate(self.largest_batch)
 
     def _agree(self, vectorized: list[LossAndAccuracy], single: list[LossAndAccuracy]) -> bool:
         """Whether both show the same effect of the noise, larger than rounding."""
@@ -264,7 +215,7 @@ class Landscape:
         self, b: float, numbers: Sequence[int], signs: Sequence[int]
     ) -> list[list[LossAndAccuracy]]:
         """Results of one vectorized evaluation; empty if the model or the loss prevents it."""
-        noises, fed = [self.noise(number) for number in numbers], _Fed(self.model, self.feed)
+        noises, fed = [self.noise(number) for number in numbers], FedModel(self.model, self.feed)
         names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
         weights = {}
         for p, clean in self._clean_weights.items():
@@ -285,36 +236,3 @@ class Landscape:
         models = range(len(numbers) * len(signs))
         means = [self._mean([(loss[k], hits[k]) for loss, hits in values]) for k in models]
         return [means[k : k + len(signs)] for k in models[:: len(signs)]]
-
-
-class _Fed(nn.Module):
-    """A model that takes whole batches, and returns outputs and targets."""
-
-    def __init__(self, model: nn.Module, feed: Feed) -> None:
-        super().__init__()
-        self.model, self.feed = model, feed
-
-    def forward(self, batch: Any) -> tuple[Any, Any]:
-        return self.feed(self.model, batch)
-
-
-def _select(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
-    """Slots of the parameters to perturb; the noise of one does not depend on the others."""
-    named = dict(model.named_parameters())
-    every = slots(list(named.values()))
-    items: Iterable[Any] = every if parameters is None else parameters
-    wanted = set()
-    for item in [items] if isinstance(items, (str, Tensor)) else items:
-        p = named.get(item) if isinstance(item, str) else item
-        if not isinstance(p, Tensor) or p not in every:
-            got = repr(item) if isinstance(item, str) else type(item).__name__
-            raise ValueError(f"parameters must be of the model or their names, got {got}")
-        wanted.add(p)
-    if not wanted:
-        raise ValueError("there are no parameters to perturb")
-    selected = {p: slot for p, slot in every.items() if p in wanted}
-    try:
-        check_parameters(list(selected))
-    except ValueError as error:
-        raise ValueError(f"{error}; select others with parameters=...") from None
-    return selected

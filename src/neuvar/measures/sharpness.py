@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from neuvar import _validate
 from neuvar._batches import Feed
 from neuvar.measures.estimate import Estimate, student_quantile
-from neuvar.measures.landscape import DataOptions, Landscape, Options, Parameters, lists_options
+from neuvar.measures.landscape import DataOptions, Landscape, Options, lists_options
 from neuvar.measures.loss_and_accuracy import Loss, half_to_float, scalar
+from neuvar.measures.perturbed import Parameters
 from neuvar.measures.variability import Plan, Variability, measure
 from neuvar.noise import pieces, scale
 from neuvar.optim.layout import is_sharded

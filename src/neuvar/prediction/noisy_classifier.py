@@ -1,0 +1,272 @@
+"""A classifier at perturbed weights: its outputs, draw by draw."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.special import entr
+
+from neuvar._batches import TARGET_KEYS, Batches, Feed, Generators, feed_batch, length
+from neuvar.batchnorm import reestimate_batchnorm
+from neuvar.measures.perturbed import DRAWS_AT_ONCE, FedModel, PerturbedModel
+from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
+from neuvar.optim.layout import is_sharded, local, reshard
+from neuvar.prediction.training_noise import Kind
+from neuvar.prediction.uncertainty import Summary, summarize
+
+BLOCK = 1 << 22
+"""Largest number of probabilities, over all draws, that are held at once."""
+
+BLOCK_BYTES = 1 << 28
+"""Largest size of the inputs that are held at once."""
+
+
+def feed_inputs(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Outputs of a batch that may have no targets, and its targets or None."""
+    if isinstance(batch, Tensor):
+        return model(batch), None
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return model(*batch), None
+    if isinstance(batch, Mapping) and not any(key in batch for key in TARGET_KEYS):
+        return model(**batch), None
+    return feed_batch(model, batch)
+
+
+class NoisyClassifier(PerturbedModel):
+    """A classifier to run at perturbed weights."""
+
+    terms: dict[Tensor, Kind]
+    signs: tuple[int, ...]
+    logits: bool
+    dropout: bool
+    vectorize: bool | None
+    feed: Feed
+    targets: Tensor | None
+    room: int
+    statistics: list[list[dict[str, Tensor]]] | None = None
+
+    def _begin(self) -> None:
+        layers = [m for m in self.model.modules() if isinstance(m, _DropoutNd)]
+        if self.dropout and not layers:
+            raise ValueError("dropout=True needs a model with dropout layers, which are modules")
+        for layer in layers:
+            layer.training = self.dropout
+        self.norms = [
+            m
+            for m in self.model.modules()
+            if isinstance(m, _BatchNorm) and m.running_mean is not None
+        ]
+
+    def reestimate(self, batches: Any, count: int) -> None:
+        """Gather the statistics of batch normalization at each draw."""
+        if not self.norms:
+            return
+        self.statistics = []
+        for number in range(1, count + 1):
+            for sign in self.signs:
+                self.perturb(number, sign)
+                reestimate_batchnorm(self.model, batches)
+                own = [
+                    {k: b.clone() for k, b in n.named_buffers(recurse=False)} for n in self.norms
+                ]
+                self.statistics.append(own)
+
+    def perturb(self, number: int, sign: int) -> None:
+        """Set the weights to those of a draw, and the statistics of batch normalization, too."""
+        for p in self.terms:
+            self._noisy(p, number, sign, out=local(p.data))
+        reshard(self.slots)
+        index = (number - 1) * len(self.signs) + self.signs.index(sign)
+        if self.statistics is not None and index < len(self.statistics):
+            for norm, buffers in zip(self.norms, self.statistics[index], strict=True):
+                for name, buffer in buffers.items():
+                    getattr(norm, name).copy_(buffer)
+
+    def _noisy(self, p: Tensor, number: int, sign: int, out: Tensor) -> Tensor:
+        clean, own = self._clean_weights[p], self.terms[p]
+        draw = self.draw._replace(number=number, sign=sign, noise=own.noise)
+        return add_noise(clean, Term(self.slots[p], draw, own.b), out=out, size=self.sizes[p])
+
+    def run(
+        self, batches: Batches, count: int, progress: Callable[[float], None] | None
+    ) -> Iterator[tuple[Summary, Tensor | None]]:
+        """Results and targets, block by block."""
+        total, done, examples = length(batches.batches), 0, 0
+        self.room = 1  # the first block shows the number of classes
+        with batches.one_pass() as stream:
+            for block in self._blocks(stream):
+                parts: list[tuple[Tensor, Tensor]] = []
+                finished = 0
+                for outputs in self._outputs(block, count):
+                    p = self._probabilities(outputs)
+                    parts.append((p.mean(1), entr(p).sum(3).mean(1)))
+                    finished += len(p)
+                    if progress is not None and total:
+                        progress((done + len(block) * finished / count) / total)
+                p, h = map(torch.cat, zip(*parts, strict=True))
+                yield summarize(p, h), self.targets
+                self.room = max(1, BLOCK * p.shape[1] // max(1, p.numel()))
+                examples, done = examples + p.shape[1], done + len(block)
+        if not examples:
+            raise ValueError("data is empty; a prediction needs at least one example")
+
+    def _blocks(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
+        """Lists of batches with at least ``room`` examples, or less if their inputs are large."""
+        block: list[Any] = []
+        examples = size = 0
+        for batch in batches:
+            tensors = list(_tensors(batch))
+            block.append(batch)
+            examples += max((len(t) for t in tensors if t.ndim), default=1)
+            size += sum(t.nbytes for t in tensors)
+            if examples >= self.room or size >= BLOCK_BYTES:
+                yield block
+                block, examples, size = [], 0, 0
+        if block:
+            yield block
+
+    def _outputs(self, block: list[Any], count: int) -> Iterator[Tensor]:
+        """Outputs of one or more draws after another, of shape (draws, signs, n, classes, ...)."""
+        first, number = self._one_draw(block, 1), 2
+        yield first
+        if count > 1 and self._should_vectorize(block, first):
+            step = max(1, DRAWS_AT_ONCE // len(self.signs))
+            for low in range(1, count + 1, step):
+                numbers = range(low, min(low + step, count + 1))
+                together = self._at_once(block, numbers)
+                if together is None or (low == 1 and not _agree(together[:1], first)):
+                    self.vectorize = False
+                    break
+                yield together[1:] if low == 1 else together
+                number = numbers[-1] + 1
+        for own in range(number, count + 1):
+            yield self._one_draw(block, own)
+
+    def _one_draw(self, block: list[Any], number: int) -> Tensor:
+        results, targets = [], []
+        for sign in self.signs:
+            self.perturb(number, sign)
+            with self._seeded(number, sign):
+                pairs = [self.feed(self.model, batch) for batch in block]
+            results.append(torch.cat([_checked(outputs) for outputs, _ in pairs]))
+            targets = [t for _, t in pairs]
+        whole = all(isinstance(t, Tensor) and t.ndim for t in targets)
+        known = whole and sum(map(len, targets)) == len(results[0])
+        self.targets = torch.cat(targets).cpu() if known else None
+        return torch.stack(results).unsqueeze(0)
+
+    def _seeded(self, number: int, sign: int) -> AbstractContextManager[None]:
+        """Random numbers of dropout that depend on the seed and the draw alone."""
+        if not self.dropout:
+            return nullcontext()
+        key = np.random.SeedSequence([self.draw.seed, number, sign + 1]).generate_state(1)
+        return Generators(next((p.device for p in self.slots), None)).seeded(int(key[0]))
+
+    def _should_vectorize(self, block: list[Any], outputs: Tensor) -> bool:
+        if self.dropout or self.statistics is not None or self.vectorize is not None:
+            return bool(self.vectorize) and not self.dropout and self.statistics is None
+        return self.calls_dominate(outputs.shape[2] // len(block))
+
+    def _at_once(self, block: list[Any], numbers: range) -> Tensor | None:
+        """Outputs of several draws from one vectorized call; None if the model prevents it."""
+        fed = FedModel(self.model, self.feed)
+        names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
+        noises, weights = self._stacked(numbers), {}
+        for p, own in self.terms.items():
+            clean = self._clean_weights[p]
+            shift, size = own.b * noises[p], self.sizes[p]
+            shift = shift if size is None else shift * size
+            both = [torch.add(clean, shift, alpha=sign).to(clean.dtype) for sign in self.signs]
+            weights[names[p]] = torch.stack(both, 1).flatten(0, 1)
+
+        def run(weights: dict[str, Tensor], batch: Any) -> Tensor:
+            outputs: Tensor = functional_call(fed, weights, (batch,))[0]
+            return outputs
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # vmap warns where it would be slow
+                parts = [vmap(lambda w, x=x: run(w, x))(weights) for x in block]
+        except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
+            return None
+        outputs: Tensor = torch.cat(parts, 1).unflatten(0, (len(numbers), len(self.signs)))
+        return outputs
+
+    def _stacked(self, numbers: range) -> dict[Tensor, Tensor]:
+        """Standard draws of each parameter, stacked."""
+        if self.draw.sampler != "table" or any(map(is_sharded, self.slots)):
+            return {p: self._draws(self.slots[p], p, numbers) for p in self.terms}
+        # All parameters lie one after another along the table, so one slot holds the whole draw.
+        last, result = max(self.slots.values(), key=lambda slot: slot.start), {}
+        whole = whole_slot((last.start + math.prod(last.shape),))
+        for kind in {own.noise for own in self.terms.values()}:
+            owners = [p for p, own in self.terms.items() if own.noise == kind]
+            flat = self._draws(whole, owners[0], numbers)
+            for p in owners:
+                start = self.slots[p].start
+                result[p] = flat[:, start : start + p.numel()].view(-1, *p.shape)
+        return result
+
+    def _draws(self, slot: Slot, p: Tensor, numbers: range) -> Tensor:
+        draw, device = self.draw._replace(noise=self.terms[p].noise), local(p).device
+        every = [standard_noise(slot, draw._replace(number=n), device) for n in numbers]
+        return torch.stack(every)
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """Probabilities in double precision; the classes are along axis 3."""
+        if self.logits:
+            return outputs.double().softmax(3)
+        p = outputs.double()
+        off = float((p.sum(3) - 1).abs().max())
+        if not (p.min() >= 0 and off <= max(1e-4, math.sqrt(torch.finfo(outputs.dtype).eps))):
+            raise ValueError(
+                "logits=False needs a model that returns probabilities >= 0 that sum to 1, got a "
+                f"smallest value of {float(p.min()):.4g} and a sum that is off by {off:.4g}"
+            )
+        return p
+
+
+def _copies(norm: nn.Module) -> dict[str, Tensor]:
+    """Copies of the statistics of batch normalization."""
+    return {name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)}
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two computations of the same outputs differ by rounding only."""
+    tolerance = 100 * torch.finfo(other.dtype).eps * float(other.abs().max())
+    return one.shape == other.shape and float((one - other).abs().max()) <= tolerance
+
+
+def _checked(outputs: Any) -> Tensor:
+    """Refuse outputs that are not one number per class."""
+    if (
+        not isinstance(outputs, Tensor)
+        or not outputs.is_floating_point()
+        or outputs.ndim < 2
+        or outputs.shape[1] < 2
+    ):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(
+            f"model must return numbers of shape (n, classes, ...), got {got}; if they are inside "
+            "of something else, pass a feed(model, batch) that returns them with the targets"
+        )
+    return outputs
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """All tensors in a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, Mapping)):
+        for item in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(item)

@@ -1,0 +1,104 @@
+"""Mean probabilities and the parts of their uncertainty, with their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.special import entr
+
+from neuvar import _validate
+from neuvar.measures.estimate import student_quantile
+
+PARTS = ("probabilities", "entropy", "expected_entropy", "mutual_information")
+
+Summary = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+"""Values, standard errors and biases of all parts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    r"""Probabilities averaged over weight noise, and the parts of their uncertainty in nats.
+
+    .. math:: H[\bar p] = \frac1K \sum_k H[p_k] + I, \qquad \bar p = \frac1K \sum_k p_k
+
+    All tensors are on the CPU in double precision, with one row per example.
+
+    Attributes:
+        probabilities: Mean probabilities :math:`\bar p`, shape (n, classes, ...).
+        entropy: Entropy of the mean, :math:`H[\bar p]`: the whole uncertainty.
+        expected_entropy: Mean of the entropies: what remains uncertain whatever the weights are.
+        mutual_information: Their difference I: how much the perturbed models disagree.
+        targets: The targets of the data, or None.
+        draws: Number of perturbed models.
+        noise: b and family of the noise of each parameter that has some, by name.
+        stderr: Standard error of each of the first four, from the finite number of draws.
+        bias: Jackknife estimate of the bias of each of the first four.
+        confidence: Confidence level of :meth:`interval`.
+    """
+
+    probabilities: Tensor = field(repr=False)
+    entropy: Tensor = field(repr=False)
+    expected_entropy: Tensor = field(repr=False)
+    mutual_information: Tensor = field(repr=False)
+    targets: Tensor | None = field(repr=False)
+    draws: int
+    noise: Mapping[str, tuple[float, str]] = field(repr=False)
+    stderr: Mapping[str, Tensor] = field(repr=False)
+    bias: Mapping[str, Tensor] = field(repr=False)
+    samples: int = field(repr=False)
+    confidence: float = 0.95
+
+    @property
+    def classes(self) -> Tensor:
+        """The most probable class of each example."""
+        return self.probabilities.argmax(1)
+
+    def interval(self, of: str = "probabilities") -> tuple[Tensor, Tensor]:
+        """Lower and upper ends of the interval for one of the first four attributes.
+
+        It contains the limit for infinitely many draws with probability ``confidence``, for each
+        number by itself. The bias of a finite number of draws is removed.
+        """
+        _validate.one_of("of", of, PARTS)
+        centre = getattr(self, of) - self.bias[of]
+        if self.samples < 2:
+            return torch.full_like(centre, -math.inf), torch.full_like(centre, math.inf)
+        half = student_quantile((1 + self.confidence) / 2, self.samples - 1) * self.stderr[of]
+        most = 1.0 if of == "probabilities" else math.log(self.probabilities.shape[1])
+        return (centre - half).clamp(0, most), (centre + half).clamp(0, most)
+
+
+def summarize(p: Tensor, h: Tensor) -> Summary:
+    """Mean probabilities and uncertainty over samples of shape (m, n, classes, ...), by jackknife.
+
+    References:
+        Efron & Stein 1981, The jackknife estimate of variance.
+    """
+    m = len(p)
+    mean, expected = p.mean(0), h.mean(0)
+    total = entr(mean).sum(1)
+    values = dict(zip(PARTS, (mean, total, expected, total - expected), strict=True))
+    # Entropy is concave, so their difference is below 0 by rounding only.
+    values["mutual_information"].clamp_(min=0)
+    zero = {name: torch.zeros_like(value) for name, value in values.items()}
+    if m == 1:
+        return _on_cpu(values), _on_cpu(zero), _on_cpu(zero)
+    without = ((m * mean - p) / (m - 1)).clamp(min=0)
+    entropies = entr(without).sum(2)
+    informations = entropies - (m * expected - h) / (m - 1)
+    stderr = {"probabilities": p.std(0) / math.sqrt(m), "expected_entropy": h.std(0) / math.sqrt(m)}
+    bias = dict(zero)
+    for name, left_out in (("entropy", entropies), ("mutual_information", informations)):
+        stderr[name] = left_out.std(0) * (m - 1) / math.sqrt(m)
+        bias[name] = (m - 1) * (
+            left_out.mean(0) - (total if name == "entropy" else total - expected)
+        )
+    return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
+
+
+def _on_cpu(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in parts.items()}

@@ -1,0 +1,614 @@
+"""Averaged predictions against closed forms, and what they leave untouched."""
+
+import copy
+import io
+import math
+import signal
+import time
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, softmax
+from torch.utils.data import DataLoader, TensorDataset
+
+import neuvar
+from neuvar import NVRM, NVRMSGD, AveragedPredictor, predict
+from neuvar.noise import FAMILIES, Draw, standard_noise, whole_slot
+from neuvar.prediction import noisy_classifier
+from neuvar.prediction.uncertainty import PARTS
+from tests.landscapes import classes, classifier
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+class Link(nn.Module):
+    """Linear-Gaussian model of two classes: P(class 1) = link(x·w)."""
+
+    def __init__(self, w, link):
+        super().__init__()
+        self.w, self.link = nn.Parameter(torch.as_tensor(w, dtype=torch.float64)), link
+
+    def forward(self, x):
+        p = self.link(x @ self.w)
+        return torch.stack([1 - p, p], 1)
+
+
+def exact(x, w, b, link):
+    """Mean probabilities and the parts of uncertainty, by quadrature over x·w ~ N(x·θ, b²|x|²)."""
+    mean, std = x @ np.asarray(w), b * np.linalg.norm(x, axis=1)
+    values = torch.as_tensor(mean[:, None] + std[:, None] * NODES)
+    p = link(values).numpy()
+    entropy = lambda p: torch.special.entr(torch.as_tensor(np.stack([1 - p, p]))).sum(0).numpy()  # noqa: E731
+    averaged, expected = p @ WEIGHTS, entropy(p) @ WEIGHTS
+    total = entropy(averaged)
+    return {
+        "probabilities": np.stack([1 - averaged, averaged], 1),
+        "entropy": total,
+        "expected_entropy": expected,
+        "mutual_information": total - expected,
+    }
+
+
+LINKS = {"logistic": torch.sigmoid, "probit": torch.special.ndtr}
+X = np.array([[0.3, -1.0, 2.0], [1.5, 0.2, -0.4], [0.0, 0.1, 0.0], [-2.0, 1.0, 1.0]])
+W = [0.8, -0.5, 0.4]
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_linear_gaussian_models(link, antithetic):
+    model, b = Link(W, LINKS[link]), 0.6
+    found = predict(
+        model,
+        torch.tensor(X),
+        b=b,
+        draws=4000,
+        antithetic=antithetic,
+        logits=False,
+        sampler="fresh",
+    )
+    truth = exact(X, W, b, LINKS[link])
+    for name in PARTS:
+        error = getattr(found, name) - found.bias[name] - torch.as_tensor(truth[name])
+        assert (error.abs() < 4 * found.stderr[name] + 1e-12).all(), name
+
+
+def test_probit_has_a_closed_form():
+    """E Φ(a) = Φ(μ / √(1 + s²)) for a ~ N(μ, s²)."""
+    b, normal = 0.6, NormalDist()
+    for row in X:
+        mean, variance = row @ np.array(W), b**2 * row @ row
+        truth = exact(row[None], W, b, torch.special.ndtr)["probabilities"][0, 1]
+        assert truth == pytest.approx(normal.cdf(mean / math.sqrt(1 + variance)), abs=1e-9)
+
+
+def test_intervals_cover_the_exact_values():
+    """As often as they say, up to what few draws of a skewed quantity cost."""
+    model, b, x = Link(W, torch.sigmoid), 0.6, torch.tensor(X)
+    truth = exact(X, W, b, torch.sigmoid)
+    inside = {name: [] for name in PARTS}
+    for seed in range(300):
+        found = predict(model, x, b=b, draws=64, seed=seed, logits=False, antithetic=False)
+        for name in PARTS:
+            low, high = found.interval(name)
+            value = torch.as_tensor(truth[name])
+            inside[name].append(((low <= value) & (value <= high)).double())
+    for name in PARTS:
+        share = torch.stack(inside[name]).mean(0)
+        assert (share > 0.88).all(), (name, share)
+        assert (share <= 0.99).all(), (name, share)
+
+
+@pytest.mark.parametrize("noise", FAMILIES)
+def test_draws_are_those_of_the_family(noise):
+    model, x = nn.Linear(3, 2, bias=False), torch.ones(1, 3)
+    found = predict(
+        model, x, b=0.2, draws=2, noise=noise, sampler="fresh", seed=7, antithetic=False
+    )
+    slot, outputs = whole_slot((2, 3)), []
+    for number in (1, 2):
+        draw = Draw(number=number, noise=noise, seed=7, sampler="fresh", rank=-3)
+        outputs.append(x @ (model.weight + 0.2 * standard_noise(slot, draw)).T)
+    expected = torch.stack(outputs).double().softmax(2).mean(0)
+    assert torch.allclose(found.probabilities, expected, atol=1e-7)
+    assert found.noise == {"weight": (0.2, noise)}
+
+
+def test_parts_add_up():
+    model, (x, _) = classifier(), classes()
+    found = predict(model, x, b=0.3)
+    assert torch.allclose(found.probabilities.sum(1), torch.ones(60).double())
+    assert torch.equal(found.entropy, torch.special.entr(found.probabilities).sum(1))
+    assert torch.allclose(found.entropy, found.expected_entropy + found.mutual_information)
+    assert (found.mutual_information > 0).all()
+    assert torch.equal(found.classes, found.probabilities.argmax(1))
+    with pytest.raises(ValueError, match="of must be one of probabilities, entropy"):
+        found.interval("variance")
+
+
+def test_pairs_cancel_the_slope():
+    """A model linear in its noise has the same mean under ε and -ε."""
+
+    class Linear(nn.Linear):
+        def forward(self, x):
+            p = 0.5 + super().forward(x)
+            return torch.cat([p, 1 - p], 1)
+
+    model = Linear(2, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    x = torch.ones(1, 2, dtype=torch.float64)
+    paired, single = (
+        predict(model, x, b=0.01, logits=False, antithetic=pairs) for pairs in (True, False)
+    )
+    assert float((paired.probabilities - 0.5).abs().max()) < 1e-15
+    assert float((single.probabilities - 0.5).abs().max()) > 1e-6
+
+
+# --- limits ---
+
+
+def test_without_noise_it_is_the_plain_prediction():
+    model, (x, _) = classifier().eval(), classes()
+    found = predict(model, x, b=0)
+    assert torch.equal(found.probabilities, softmax(model(x).detach().double(), 1))
+    assert not found.mutual_information.any()
+    assert not any(error.any() for error in found.stderr.values())
+    assert found.noise == {}
+
+
+def test_one_draw_has_no_error():
+    found = predict(nn.Linear(3, 2), torch.ones(1, 3), b=0.1, draws=1, antithetic=False)
+    assert found.interval()[0].isneginf().all()
+    assert found.interval()[1].isposinf().all()
+
+
+# --- reproducible ---
+
+
+def test_same_seed_same_bits():
+    model, (x, _) = classifier(), classes()
+    one, same, other = (predict(model, x, b=0.2, seed=seed) for seed in (3, 3, 4))
+    for name in PARTS:
+        assert torch.equal(getattr(one, name), getattr(same, name))
+        assert torch.equal(one.stderr[name], same.stderr[name])
+    assert not torch.equal(one.probabilities, other.probabilities)
+
+
+def test_batches_and_blocks_do_not_matter(monkeypatch):
+    model, (x, _) = classifier(), classes()
+    whole = predict(model, x, b=0.2, vectorize=False)
+    parts = predict(model, x, b=0.2, vectorize=False, batch_size=7)
+    assert torch.allclose(whole.probabilities, parts.probabilities, atol=1e-6)
+    for limit in ("BLOCK", "BLOCK_BYTES"):
+        monkeypatch.setattr(noisy_classifier, limit, 1)
+        small = predict(model, x, b=0.2, vectorize=False, batch_size=7)
+        for name in PARTS:
+            assert torch.allclose(getattr(parts, name), getattr(small, name), atol=1e-12)
+
+
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_draws_at_once_or_one_by_one(antithetic):
+    model, (x, _) = classifier(), classes()
+    options = {"b": 0.2, "draws": 40, "antithetic": antithetic, "batch_size": 25}
+    one, together = (predict(model, x, vectorize=v, **options) for v in (False, True))
+    for name in PARTS:
+        assert torch.allclose(getattr(one, name), getattr(together, name), atol=1e-6)
+    assert not torch.equal(one.probabilities, together.probabilities)  # it was really another way
+
+
+def test_a_model_that_cannot_be_vectorized():
+    class Branching(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            return out if float(out.sum()) > 0 else 2 * out
+
+    model, x = Branching(3, 2), torch.randn(4, 3)
+    one, together = (predict(model, x, b=0.2, vectorize=v) for v in (False, True))
+    assert torch.equal(one.probabilities, together.probabilities)
+
+
+def test_a_model_that_reads_its_weights_elsewhere_is_not_vectorized():
+    class Elsewhere(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+            self.alias = [self.linear.weight]
+
+        def forward(self, x):
+            return x @ self.alias[0].T
+
+    model, x = Elsewhere(), torch.randn(4, 3)
+    one, together = (predict(model, x, b=0.2, vectorize=v) for v in (False, True))
+    assert torch.equal(one.probabilities, together.probabilities)
+    assert one.mutual_information.min() > 0
+
+
+# --- untouched ---
+
+
+def snapshot(model):
+    generator = torch.get_rng_state()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    return state, [m.training for m in model.modules()], generator
+
+
+def unchanged(model, before):
+    state, modes, generator = snapshot(model)
+    same = all(torch.equal(state[k], v) for k, v in before[0].items())
+    return same and modes == before[1] and torch.equal(generator, before[2])
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": True}, {"vectorize": True}])
+def test_model_and_generators_are_as_before(options):
+    model, (x, _) = classifier().train(), classes()
+    model[4].eval()
+    before = snapshot(model)
+    predict(model, x, b=0.3, **options)
+    assert unchanged(model, before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2, 7])
+def test_model_is_as_before_after_an_error(error, call):
+    model, (x, _) = classifier().train(), classes()
+    before, calls = snapshot(model), []
+
+    def feed(model, batch):
+        calls.append(1)
+        if len(calls) == call:
+            raise error
+        return model(batch[0]), None
+
+    with pytest.raises(error):
+        predict(model, x, b=0.3, feed=feed, vectorize=False)
+    assert unchanged(model, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+def test_weights_survive_ctrl_c_at_any_time():
+    """Real signals, wherever they strike: in a forward pass, while noise is added or removed."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+    x, before = torch.randn(16, 8), [p.detach().clone() for p in model.parameters()]
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        start = time.perf_counter()
+        predict(model, x, b=0.3, draws=8, vectorize=False)
+        duration, struck = time.perf_counter() - start, 0
+        for k in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-5, duration * (k + 1) / 50))
+                predict(model, x, b=0.3, draws=8, vectorize=False)
+            except KeyboardInterrupt:
+                struck += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert all(map(torch.equal, model.parameters(), before))
+    finally:
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGINT, old)
+    assert struck
+
+
+def test_a_pending_backward_is_still_right():
+    model, (x, y) = classifier(), classes()
+    loss = cross_entropy(model.eval()(x), y)
+    plain = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    predict(model, x, b=0.5)
+    assert all(map(torch.equal, plain, torch.autograd.grad(loss, list(model.parameters()))))
+
+
+# --- the noise of the training ---
+
+
+def test_noise_is_the_optimizers():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)), torch.randn(6, 3)
+    model[2].weight.requires_grad_(False)
+    groups = [
+        {"params": model[0].parameters(), "b": 0.2, "noise": "uniform"},
+        {"params": model[1].parameters()},
+        {"params": [model[2].weight]},
+        {"params": [model[2].bias], "b": 0.0},
+    ]
+    optimizer = NVRM(torch.optim.SGD(groups, lr=0.1), model=model, b=0.1)
+    found = predict(model, x)
+    assert found.noise == {
+        "0.weight": (0.2, "uniform"),
+        "0.bias": (0.2, "uniform"),
+        "1.weight": (0.1, "gaussian"),
+        "1.bias": (0.1, "gaussian"),
+    }
+    again = predict(model, x, optimizer=optimizer)
+    assert torch.equal(found.probabilities, again.probabilities)
+    assert predict(model, x, noise="laplace").noise["0.bias"] == (0.2, "laplace")
+    with pytest.raises(ValueError, match="groups with different noise"):
+        predict(model, x, optimizer=optimizer.state_dict())
+
+
+def test_noise_from_a_checkpoint():
+    model, x = nn.Linear(3, 2), torch.randn(6, 3)
+    state = NVRMSGD(copy.deepcopy(model), lr=0.1, b=0.25, noise="laplace").state_dict()
+    found = predict(model, x, optimizer=state)
+    assert found.noise == {"weight": (0.25, "laplace"), "bias": (0.25, "laplace")}
+    with pytest.raises(ValueError, match="neuvar optimizer or the state dict of one"):
+        predict(model, x, optimizer=torch.optim.SGD(model.parameters()).state_dict())
+    big = NVRMSGD(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), lr=0.1, b=0.1).state_dict()
+    with pytest.raises(ValueError, match="another model"):
+        predict(model, x, optimizer=big)
+
+
+def test_noise_that_nobody_knows():
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    with pytest.raises(ValueError, match=r"no neuvar optimizer .* give b"):
+        predict(model, x)
+    optimizer = NVRMSGD(model, lr=0.1, b=0.0)
+    with pytest.raises(ValueError, match="has no noise now"):
+        predict(model, x)
+    with pytest.raises(ValueError, match="either b or optimizer"):
+        predict(model, x, b=0.1, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_predicts_around_the_clean_weights(known):
+    """Whether the optimizer perturbs forward passes, or the weights at rest."""
+    model, (x, y) = classifier(), classes()
+    given = {"params": model} if known else {"params": model.parameters()}
+    optimizer = NVRMSGD(**given, lr=0.1, b=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    noisy = [p.detach().clone() for p in model.parameters()]
+    found = predict(model, x)
+    assert all(map(torch.equal, model.parameters(), noisy))
+    with optimizer.denoised():
+        clean = copy.deepcopy(model)
+    assert torch.equal(found.probabilities, predict(clean, x, b=0.1).probabilities)
+
+
+def test_only_some_parameters():
+    model, x = nn.Linear(3, 2), torch.zeros(2, 3)
+    found = predict(model, x, b=0.3, parameters=["weight"])
+    assert not found.mutual_information.any()  # the input is 0, so the weights do not matter
+    assert predict(model, x, b=0.3, parameters=[model.bias]).mutual_information.all()
+
+
+@pytest.mark.parametrize("relative_to", ["tensor", "filter"])
+def test_relative_noise(relative_to):
+    model, x = nn.Linear(3, 2, bias=False), torch.randn(5, 3)
+    found = predict(model, x, b=0.3, relative_to=relative_to, draws=2, antithetic=False)
+    size = model.weight.detach().square()
+    size = size.mean(1, keepdim=True).sqrt() if relative_to == "filter" else size.mean().sqrt()
+    outputs = []
+    for number in (1, 2):
+        draw = Draw(number=number, seed=0, sampler="table", rank=-3)
+        z = standard_noise(whole_slot((2, 3)), draw)
+        outputs.append(x @ (model.weight.detach() + 0.3 * size * z).T)
+    expected = torch.stack(outputs).double().softmax(2).mean(0)
+    assert torch.allclose(found.probabilities, expected, atol=1e-6)
+
+
+# --- batch normalization and dropout ---
+
+
+def test_batchnorm_statistics_are_kept_or_reestimated():
+    model, (x, _) = classifier(), classes(200)
+    kept = predict(model, x, b=0.5, draws=4)
+    again = predict(model, x, b=0.5, draws=4, batchnorm=[x])
+    assert not torch.allclose(kept.probabilities, again.probabilities, atol=1e-3)
+    outputs = []
+    for number in (1, 2):
+        for sign in (1, -1):
+            moved = copy.deepcopy(model)
+            start = 0
+            for index, p in enumerate(moved.parameters()):
+                slot = whole_slot(tuple(p.shape), number=index, start=start)
+                draw = Draw(number=number, seed=0, sampler="table", rank=-3)
+                p.data += sign * 0.5 * standard_noise(slot, draw)
+                start += p.numel()
+            neuvar.reestimate_batchnorm(moved, [x])
+            outputs.append(moved.eval()(x).detach().double().softmax(1))
+    assert torch.allclose(again.probabilities, torch.stack(outputs).mean(0), atol=1e-6)
+
+
+def test_batchnorm_needs_batches():
+    with pytest.raises(ValueError, match="batchnorm must be one of keep"):
+        predict(classifier(), classes()[0], b=0.1, batchnorm="reestimate")
+
+
+def test_monte_carlo_dropout():
+    model, (x, _) = classifier(), classes()
+    one, same, other = (
+        predict(model, x, b=0, dropout=True, draws=50, antithetic=False, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(one.probabilities, same.probabilities)
+    assert not torch.equal(one.probabilities, other.probabilities)
+    assert one.mutual_information.max() > 0.01
+    pooled = (one.stderr["probabilities"] ** 2 + other.stderr["probabilities"] ** 2).sqrt()
+    assert ((one.probabilities - other.probabilities).abs() < 5 * pooled + 1e-9).all()
+    torch.manual_seed(123)  # the result does not depend on the global generator
+    assert torch.equal(
+        one.probabilities,
+        predict(model, x, b=0, dropout=True, draws=50, antithetic=False).probabilities,
+    )
+    with pytest.raises(ValueError, match="dropout layers"):
+        predict(nn.Linear(5, 3), x, b=0.1, dropout=True)
+
+
+# --- data ---
+
+
+class Named(nn.Linear):
+    def forward(self, features):
+        return super().forward(features)
+
+
+def test_forms_of_data():
+    model, (x, y) = Named(5, 3), classes()
+    expected = predict(model, x, b=0.2)
+    assert expected.targets is None
+    labelled = {
+        "pair": (x, y),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=60),
+        "list": [(x[:30], y[:30]), (x[30:], y[30:])],
+        "dicts": [{"features": x, "labels": y}],
+    }
+    for name, data in labelled.items():
+        found = predict(model, data, b=0.2)
+        assert torch.allclose(found.probabilities, expected.probabilities, atol=1e-6), name
+        assert torch.equal(found.targets, y), name
+    for data in (
+        DataLoader(x, batch_size=60),
+        [(x,)],
+        [{"features": x}],
+        [x[:30], x[30:40], x[40:]],
+    ):
+        found = predict(model, data, b=0.2)
+        assert torch.allclose(found.probabilities, expected.probabilities, atol=1e-6)
+        assert found.targets is None
+
+
+def test_data_that_are_shuffled_are_read_once():
+    model, (x, y) = nn.Linear(5, 3), classes()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found = predict(model, loader, b=0.2, vectorize=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    order = torch.cat([labels for _, labels in loader])
+    assert torch.equal(found.targets, order)
+
+
+def test_maps_of_classes():
+    model, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 5, 6)
+    found = predict(model, (x, torch.zeros(2, 5, 6, dtype=torch.int64)), b=0.1)
+    assert found.probabilities.shape == (2, 4, 5, 6)
+    assert found.entropy.shape == found.mutual_information.shape == (2, 5, 6)
+    assert torch.allclose(found.probabilities.sum(1), torch.ones(2, 5, 6).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_precision(dtype):
+    model, (x, _) = nn.Linear(5, 3), classes()
+    expected = predict(model, x, b=0.2)
+    found = predict(model.to(dtype), x.to(dtype), b=0.2)
+    assert found.probabilities.dtype == torch.float64
+    assert torch.allclose(found.probabilities, expected.probabilities, atol=0.01)
+
+
+def test_progress():
+    model, (x, y) = nn.Linear(5, 3), classes()
+    shares = []
+    predict(model, (x, y), b=0.2, batch_size=16, draws=8, vectorize=False, progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len(shares) >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"b": -1}, "b must be a finite number"),
+        ({"draws": 3}, "draws must be even"),
+        ({"draws": 0}, "draws must be an integer >= 2"),
+        ({"draws": 0, "antithetic": False}, "draws must be an integer >= 1"),
+        ({"noise": "cauchy"}, "noise must be one of"),
+        ({"sampler": "dice"}, "sampler must be one of"),
+        ({"relative_to": "model"}, "relative_to must be one of"),
+        ({"seed": -1}, "seed must be an integer"),
+        ({"batch_size": 0}, "batch_size must be an integer"),
+        ({"confidence": 1}, "confidence must be"),
+        ({"parameters": ["bais"]}, "parameters must be of the model"),
+        ({"logits": False}, "logits=False needs a model that returns probabilities"),
+        ({"vectorize": 1}, "vectorize must be True or False"),
+        ({"dropout": "on"}, "dropout must be True or False"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        predict(nn.Linear(5, 3), classes()[0], **{"b": 0.1, **options})
+
+
+def test_bad_models_and_data():
+    x = classes()[0]
+    with pytest.raises(ValueError, match="model must be a torch module"):
+        predict(abs, x, b=0.1)
+    with pytest.raises(ValueError, match=r"shape \(n, classes, ...\), got \(60, 1\)"):
+        predict(nn.Linear(5, 1), x, b=0.1)
+    with pytest.raises(ValueError, match="data is empty"):
+        predict(nn.Linear(5, 3), [], b=0.1)
+    with pytest.raises(ValueError, match="not finite"):
+        predict(nn.Linear(5, 3), x * math.inf, b=0.1)
+    with pytest.raises(ValueError, match="single examples"):
+        predict(nn.Linear(5, 3), TensorDataset(x), b=0.1)
+
+
+# --- the module ---
+
+
+def test_module_predicts_the_same():
+    model, (x, y) = classifier().eval(), classes()
+    optimizer = NVRMSGD(model, lr=0.1, b=0.2)
+    predictor = AveragedPredictor(model, seed=3).eval()
+    before = snapshot(model)
+    outputs = predictor(x)
+    expected = predict(model, x, seed=3)
+    assert torch.allclose(outputs.exp().double(), expected.probabilities, atol=1e-6)
+    assert unchanged(model, before)
+    cross_entropy(outputs, y).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert optimizer.param_groups[0]["b"] == 0.2
+    assert "draws=32" in repr(predictor)
+
+
+def test_module_takes_probabilities_and_other_arguments():
+    model = Link(W, torch.sigmoid)
+    predictor = AveragedPredictor(model, b=0.3, draws=6, logits=False, antithetic=False)
+    expected = predict(model, torch.tensor(X), b=0.3, draws=6, logits=False, antithetic=False)
+    assert torch.allclose(predictor(x=torch.tensor(X)).exp(), expected.probabilities)
+    with pytest.raises(ValueError, match="model must be a torch module"):
+        AveragedPredictor(abs, b=0.1)
+
+
+def test_module_is_saved_copied_and_moved():
+    model, (x, _) = classifier().eval(), classes()
+    predictor = AveragedPredictor(model, b=0.2, draws=4).eval()
+    fresh = AveragedPredictor(classifier(seed=1), b=0.2, draws=4).eval()
+    fresh.load_state_dict(predictor.state_dict())
+    for other in (fresh, copy.deepcopy(predictor)):
+        assert torch.equal(other(x), predictor(x))
+    wide = copy.deepcopy(predictor).double()(x.double())
+    assert torch.allclose(wide.float(), predictor(x), atol=1e-5)
+
+
+def test_tied_weights_get_the_same_noise():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        outputs = AveragedPredictor(model, b=0.3)(x)
+    expected = predict(model, x, b=0.3).probabilities
+    assert torch.allclose(outputs.exp().double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_module_goes_through_export_and_back(with_optimizer):
+    model, (x, _) = classifier().eval(), classes()
+    optimizer = NVRMSGD(model, lr=0.1, b=0.2) if with_optimizer else None
+    predictor = AveragedPredictor(model, b=0.2, draws=4).eval()
+    size = {0: torch.export.Dim("n", min=2)}
+    exported = torch.export.export(predictor, (x,), dynamic_shapes=((size,),))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    back = torch.export.load(file).module()
+    with torch.no_grad():
+        assert torch.equal(back(x), predictor(x))
+        assert torch.allclose(back(x[:9]), predictor(x[:9]), atol=1e-6)
+    del optimizer
