@@ -111,7 +111,7 @@ def test_verify_tells_sound_from_damaged(sets, tmp_path, capsys):
 
 
 def test_verify_without_data_says_so(capsys):
-    assert run(capsys, "data", "verify") == (0, "no data set is on this machine\n", "")
+    assert run(capsys, "data", "verify") == (0, "no dataset is on this machine\n", "")
 
 
 def test_verify_reads_the_local_folder(sets, tmp_path, capsys):

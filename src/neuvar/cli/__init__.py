@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "run": ("run", "run experiments, resuming where an earlier call stopped"),
     "report": ("report", "turn results into verdicts, figures and an HTML page"),
-    "data": ("data", "get, list and verify data sets"),
+    "data": ("data", "get, list and verify datasets"),
     "clean": ("clean", "find wrong labels in a dataset, show the worst, write corrected ones"),
     "bench": ("bench", "measure what a training step with NVRM costs on this machine"),
 }
@@ -70,7 +70,7 @@ examples:
   neuvar run forgetting             run one; Ctrl-C stops it, the same command resumes
   neuvar run my_experiment.py       run an experiment of your own
   neuvar report                     figures, tables and verdicts
-  neuvar data get mnist             download a data set into the cache
+  neuvar data get mnist             download a dataset into the cache
   neuvar clean photos               find wrong labels in a folder of images
   neuvar run --help                 more about a command
 """,

@@ -1,4 +1,4 @@
-"""``neuvar data``: get, list and verify data sets."""
+"""``neuvar data``: get, list and verify datasets."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from neuvar.data.catalogue import COARSE_NAMES, ENTRIES, DataError, Entry
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar data get|list|verify``."""
     parser.epilog = f"""\
-A data set is searched in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or a folder of
+A dataset is searched in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or a folder of
 the user), then on the network. Every byte is checked by SHA-256.
 
-data sets: {", ".join(ENTRIES)}
+datasets: {", ".join(ENTRIES)}
 
 examples:
   neuvar data get mnist cifar10          download what is missing into the cache
   neuvar data get cifar100 --data ~/sets copy from official files into the cache
-  neuvar data list                       which data sets are on this machine, and where
+  neuvar data list                       which datasets are on this machine, and where
   neuvar data verify                     read all files and compare their checksums
 """
     actions = parser.add_subparsers(metavar="get|list|verify", required=True)
     for name, run, least, words in (
-        ("get", _get, "+", "put data sets into the cache"),
-        ("list", _list, None, "show which data sets are on this machine"),
-        ("verify", _verify, "*", "compare the checksums of data sets on this machine"),
+        ("get", _get, "+", "put datasets into the cache"),
+        ("list", _list, None, "show which datasets are on this machine"),
+        ("verify", _verify, "*", "compare the checksums of datasets on this machine"),
     ):
         example = f"example: neuvar data {name} {'mnist' if least else ''}".rstrip()
         action = add_command(actions, name, words, example)
@@ -43,7 +43,7 @@ examples:
 
 
 INCLUDED = {"cifar100-coarse": "cifar100", "mnist-excerpt": "neuvar itself"}
-"""Data sets without files of their own, and what they come with."""
+"""Datasets without files of their own, and what they come with."""
 
 
 def _entries(names: Sequence[str]) -> list[Entry]:
@@ -87,7 +87,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def places_of(entry: Entry, folder: Path | None) -> list[Path]:
-    """The folders of this machine that hold a data set, each once."""
+    """The folders of this machine that hold a dataset, each once."""
     from neuvar.data import cache, loading  # imports torch
 
     system = [Path(p) for p in entry.system if Path(p).is_dir()]
@@ -128,5 +128,5 @@ def _verify(options: argparse.Namespace) -> int:
             else:
                 print(f"{entry.name}: {path} is complete, every byte checked")
     if not copies:
-        print("no data set is on this machine")
+        print("no dataset is on this machine")
     return 2 if damaged else 0

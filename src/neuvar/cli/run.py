@@ -64,7 +64,7 @@ examples:
     add("--address", metavar="ADDRESS", help="of the Ray cluster; auto for a running one")
     add("--workers", type=non_negative, default=0, metavar="N",
         help="runs at a time (0: as many as fit)")  # fmt: skip
-    add("--data", type=Path, metavar="FOLDER", help="look here first for data sets")
+    add("--data", type=Path, metavar="FOLDER", help="look here first for datasets")
     add("--tensorboard", type=Path, metavar="DIR", help="write curves for TensorBoard here")
     group = parser.add_argument_group("results and output")
     add_results(group)
@@ -171,7 +171,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
-    """Download missing data sets before runs start, so that no worker waits for a download."""
+    """Download missing datasets before runs start, so that no worker waits for a download."""
     from neuvar.data import cache, loading  # imports torch
 
     for name, count in _data_sets(runs).items():
@@ -187,7 +187,7 @@ def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
 
 
 def _data_sets(runs: Sequence[Run]) -> dict[str, int]:
-    """Data sets that do not come with the package, and how many runs need each."""
+    """Datasets that do not come with the package, and how many runs need each."""
     counts = Counter(run.data.removesuffix("-coarse") for run in runs)
     return {name: count for name, count in counts.items() if name in ENTRIES}
 

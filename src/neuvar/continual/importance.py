@@ -1,8 +1,7 @@
 """Importance of weights: Fisher information and sensitivity of the outputs.
 
-Both are means over samples of a power of each sample's gradient. A network gives each sample one or
-more scores; the methods below take the gradients of all scores of all samples with respect to all
-weights, raise their magnitudes to a power, and sum them.
+A network has one or more scores for each sample. The methods below compute the gradient of each
+score of each sample with respect to the weights, raise its magnitudes to a power, and sum them.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ SQUARED_BATCH = 256
 """Number of samples in each mean gradient of "squared_batch_mean"."""
 
 MEMORY = {"cpu": 1 << 25, "cuda": 1 << 29}
-"""Bytes for the gradients of samples that are computed together; a CPU should stay in its cache."""
+"""Bytes of the gradients that are computed together; on a CPU they should fit into its cache."""
 
 MIN_LINEAR_SHARE = 0.9
-"""Share of the weights in linear layers above which :func:`by_layers` is faster.
+""":func:`by_layers` is faster if linear layers have at least this share of the weights.
 
-Behind two convolutions it took up to 1.2 times as long with 70 % of the weights, half with 94 %."""
+After two convolutions it took up to 1.2 times as long with a share of 0.7, half with 0.94."""
 
 COMPARED = 8
 """Number of samples, evenly spaced, on which :func:`by_layers` is checked."""
@@ -50,7 +49,7 @@ def _log_probabilities(outputs: Tensor) -> Tensor:
 
 
 def _own_labels(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Scores whose squared gradients sum to the expectation over the model's own labels."""
+    """Scores whose squared gradients sum to the expectation over labels that the model draws."""
     logs = _log_probabilities(outputs)
     return logs.detach().exp().sqrt() * logs
 
@@ -151,7 +150,7 @@ class Problem:
         return buffers | {name: p.detach() for name, p in self.network.named_parameters()}
 
     def outputs(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Outputs at some weights and the network's other ones, without effects on the network."""
+        """Outputs at these weights, and at the network's own for the others; it is not changed."""
         tensors = self._fixed | weights
         out: Tensor = functional_call(self.network, tensors, (inputs,), self.arguments)
         return out
@@ -162,7 +161,7 @@ class Problem:
 
 
 Method = Callable[[Problem, Weights, Tensor, Tensor], Weights]
-"""Sums over samples for some weights, from inputs and labels."""
+"""Computes sums over samples for some weights, from inputs and labels."""
 
 
 def _mean_power(problem: Problem, data: Data, kind: str = "", seed: int = 0) -> Weights:
@@ -202,8 +201,8 @@ def _mean_power(problem: Problem, data: Data, kind: str = "", seed: int = 0) -> 
 def choose_method(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Method:
     """The fastest method that is correct for this network.
 
-    :func:`by_layers` itself detects weights that are shared or used outside their layer. Samples
-    that affect each other are detected here, by a comparison with another method.
+    :func:`by_layers` itself detects weights that are shared, or used outside of their layer. Here a
+    comparison with another method detects samples that affect each other.
     """
     where = torch.linspace(0, len(inputs) - 1, min(COMPARED, len(inputs))).round().long()
     x, y = inputs[where.to(inputs.device)], labels[where.to(labels.device)]
@@ -225,7 +224,7 @@ def choose_method(problem: Problem, weights: Weights, inputs: Tensor, labels: Te
 
 
 def _agree(sums: Tensor, expected: Tensor) -> bool:
-    """Whether two sums are equal up to rounding, and not 0."""
+    """Whether two sums are equal up to rounding, and not all 0."""
     largest = expected.abs().max()
     return bool((largest > 0) & ((sums - expected).abs().max() <= 1e-3 * largest))
 

@@ -20,7 +20,7 @@ from neuvar.optim.noisy_parameters import as_trained, clean_copy
 class QuadraticTerm(torch.autograd.Function):
     r"""One parameter's :math:`\frac12 \sum_i \Omega_i (\theta_i - \theta^*_i)^2`.
 
-    Its value is taken ``at`` some weights. It is three times as fast as automatic differentiation.
+    Evaluated at the weights ``at``. It is three times as fast as automatic differentiation.
     """
 
     @staticmethod
@@ -41,9 +41,9 @@ class QuadraticTerm(torch.autograd.Function):
 class Penalty(ABC):
     r"""The base of EWC, SI and MAS: :math:`\frac\lambda2 \sum_i \Omega_i (\theta_i-\theta^*_i)^2`.
 
-    A training loop adds ``penalty(model)`` to its loss, calls ``after_step(model)`` after each step
-    of the optimizer, and ``after_task(model, data)`` after each task. If it clips gradients, it
-    calls ``before_clip(model)`` first. EWC and MAS need only ``after_task``. Any optimizer works.
+    A training loop adds ``penalty(model)`` to its loss and calls ``after_task(model, data)`` after
+    each task. SI also needs ``after_step(model)`` after each step of the optimizer and, before
+    gradients are clipped, ``before_clip(model)``. Any optimizer works.
 
     Under NVRM, importances :math:`\Omega` and anchors :math:`\theta^*` are computed at the clean
     weights. With ``at="perturbed"`` the penalty is evaluated at the perturbed weights, like the
@@ -91,7 +91,7 @@ class Penalty(ABC):
         r"""The share of the latest penalty in a total loss; 0 if the total is 0.
 
         Under NVRM a penalty at perturbed weights includes :math:`\frac\lambda2 \sum_i \Omega_i
-        \epsilon_i^2`, which has no gradient and may be most of it; with at="clean" it does not.
+        \epsilon_i^2`. This term has no gradient, and may be most of the penalty.
 
         >>> penalty = EWC(300.0)
         >>> penalty.last = torch.tensor(0.5)

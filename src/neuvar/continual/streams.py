@@ -1,4 +1,4 @@
-"""Streams of tasks, made from one data set."""
+"""Streams of tasks, made from one dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task:
     Attributes:
         number: position in the stream, from 0.
         name: its name in results.
-        classes: its classes of the data set, in the order of its labels.
+        classes: its classes of the dataset, in the order of its labels.
         head: its head of a multi-head network; 0 if there is only one head.
     """
 
@@ -89,7 +89,7 @@ def permuted_tasks(data: Dataset, tasks: int = 5, *, seed: int = 0) -> Stream:
         Goodfellow et al. 2013, An empirical investigation of catastrophic forgetting.
 
     Args:
-        data: the data set.
+        data: the dataset.
         tasks: number of tasks.
         seed: seed of the permutations.
 
@@ -117,7 +117,7 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
         Lopez-Paz & Ranzato 2017, Gradient episodic memory for continual learning.
 
     Args:
-        data: the data set.
+        data: the dataset.
         angles: one angle per task, in degrees, counter-clockwise.
 
     >>> from neuvar.data import mnist_excerpt
@@ -132,7 +132,7 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
 
 
 def _one_head(kind: str, data: Dataset, views: Sequence[tuple[str, View]]) -> Stream:
-    """Tasks with all classes and one head: the data set seen in different ways, by name."""
+    """Tasks with all classes and one head: the dataset seen in different ways, by name."""
     classes = tuple(range(data.classes))
     tasks = (Task(k, name, classes, 0, data, view) for k, (name, view) in enumerate(views))
     return Stream(f"{kind}-{data.name}", tuple(tasks), (data.classes,))
@@ -147,10 +147,10 @@ def split_tasks(
         Van de Ven & Tolias 2019, Three scenarios for continual learning.
 
     Args:
-        data: the data set.
+        data: the dataset.
         groups: the classes of each task; by default pairs in order.
         scenario: "task" gives each task its own head and labels from 0; "domain" has labels from 0
-            and one head; "class" keeps the labels of the data set and has one head for all classes.
+            and one head; "class" keeps the labels of the dataset and has one head for all classes.
 
     >>> from neuvar.data import mnist_excerpt
     >>> stream = split_tasks(mnist_excerpt())

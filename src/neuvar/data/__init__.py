@@ -1,4 +1,4 @@
-"""Image data sets in memory, verified by SHA-256, and batches of them."""
+"""Image datasets in memory, verified by SHA-256, and batches of them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Batches of images in memory: shuffled, augmented and normalized a batch at a time."""
+"""Batches of images in memory: shuffled, augmented and normalized batch by batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neuvar import _validate
 from neuvar.data.dataset import Split
 
 HASHED_ROWS, HASHED_NUMBERS = 256, 1 << 20
-"""Most rows and numbers of a large tensor that :func:`digest` hashes."""
+"""How many rows and numbers of a large tensor :func:`digest` hashes at most."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def normalization(images: Tensor, *, mean: str = "channel") -> Normalization:
 
 
 class Batches:
-    """Batches of a data set that stays in memory as uint8, on any device.
+    """Batches of a dataset that stays in memory as uint8, on any device.
 
     A batch is a tuple of float images, shape (batch, channels, height, width), and labels. The
     order and the augmentation of an epoch depend only on the seed and the epoch's number, so a run
@@ -107,7 +107,7 @@ class Batches:
         shuffle: False keeps the official order, for evaluation.
         augment: random changes of the images, or None.
         normalize: see :func:`normalization`; None leaves images in [0, 1].
-        device: device of the batches; the data set is moved there once.
+        device: device of the batches; the dataset is moved there once.
         drop_last: whether to drop the last batch if it is not full.
 
     Examples:
@@ -167,7 +167,7 @@ class Batches:
         return self._epoch(number, _validate.integer("start", start, low=0, high=len(self)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Options and hashes of the data: of some images, of all labels. The same on any device."""
+        """Options, and hashes of some images and of all labels; the same on any device."""
         return {
             "batch_size": self.batch_size,
             "seed of the batches": self._seed,
@@ -209,14 +209,16 @@ class Batches:
         return top, left, flip
 
     def _random(self, number: int, purpose: int) -> np.random.Generator:
-        # numpy joins the parts of a seed as 32-bit words. Each part is checked to be one word, so
-        # different seeds and epochs have different streams.
+        # numpy joins the parts of a seed as 32-bit words. Each part is checked to fit into one
+        # word, so different seeds and epochs have different streams.
         assert self._seed is not None
         return np.random.default_rng([self._seed, number, purpose])
 
 
 def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
-    """Short hash of tensors or arrays: of all integers in one dimension, of some rows of others.
+    """Short hash of tensors or arrays.
+
+    Integers in one dimension, such as labels, are all hashed; of other tensors some rows are.
 
     >>> digest([torch.arange(3)]) == digest([torch.arange(3)]) != digest([torch.arange(4)])
     True
@@ -252,7 +254,7 @@ def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pa
     rows = top[:, None] + torch.arange(height, device=images.device)
     columns = torch.arange(width, device=images.device).expand(n, width)
     columns = left[:, None] + torch.where(flip[:, None], width - 1 - columns, columns)
-    # One gather for all: a pixel has the same index in each flattened channel.
+    # One gather for all channels: a pixel has the same index in each flattened channel.
     index = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
     index = index.view(n, 1, height * width).expand(n, channels, height * width)
     return padded.view(n, channels, -1).gather(2, index).view(images.shape)
@@ -261,7 +263,7 @@ def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pa
 class _Cropper:
     """:func:`crop_and_flip` on a CPU, where copying windows is faster than a gather.
 
-    Its buffers are reused by all batches of an epoch: a result is valid until the next call.
+    A result is valid until the next call, which writes to the same buffers.
     """
 
     def __init__(self, shape: tuple[int, ...], pad: int) -> None:
@@ -300,7 +302,7 @@ def _with_channels(images: Any) -> Tensor:
 
 
 def _scale_and_shift(normalize: Normalization | None, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor and offset that normalize bytes."""
+    """Factor and offset that normalize uint8 images."""
     if normalize is None:
         return torch.tensor(1 / 255, device=images.device), torch.tensor(0.0, device=images.device)
     mean, std = normalize.mean.double(), normalize.std.double()

@@ -1,4 +1,4 @@
-"""Verified data sets as idx files in the user's cache folder.
+"""Verified datasets as idx files in the user's cache folder.
 
 Files are written atomically, so several processes may fill the cache at once. Every file is
 verified each time it is read.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from neuvar._atomic import UNFINISHED, replacing
 from neuvar.data import idx
-from neuvar.data.catalogue import Arrays, DataError, Entry
+from neuvar.data.catalogue import Arrays, DataError, Entry, os_errors
 
 DOWNLOAD = ".download-"
 DAY = 24 * 60 * 60
@@ -38,37 +38,31 @@ def expand_home(path: str | Path) -> Path:
 
 
 def has(entry: Entry) -> bool:
-    """Whether all files of a data set exist; :func:`read` checks their content."""
+    """Whether all files of a dataset exist; :func:`read` checks their content."""
     path = folder() / entry.name
-    try:
+    with os_errors("read", path):
         return all((path / array.file).is_file() for array in entry.arrays.values())
-    except OSError as error:
-        raise DataError(f"could not read {path}: {error.strerror or error}") from None
 
 
 def read(entry: Entry) -> Arrays:
-    """Read a data set from the cache and verify every byte."""
+    """Read a dataset from the cache and verify every byte."""
     path = folder() / entry.name
-    try:
+    with os_errors("read", path):
         arrays = {k: idx.read(path / array.file, array.shape) for k, array in entry.arrays.items()}
-    except OSError as error:
-        raise DataError(f"could not read {path}: {error.strerror or error}") from None
     entry.check(arrays, path)
     return arrays
 
 
 def store(entry: Entry, arrays: Arrays) -> Path:
-    """Write a verified data set to the cache."""
+    """Write a verified dataset to the cache."""
     path = folder() / entry.name
-    try:
+    with os_errors("write", path):
         path.mkdir(parents=True, exist_ok=True)
         _remove_old(path.glob(f"*{UNFINISHED}"))
         for key, array in entry.arrays.items():
             with replacing(path / array.file) as file:
                 file.write(idx.header(array.shape))
                 file.write(arrays[key].reshape(-1).data)
-    except OSError as error:
-        raise DataError(f"could not write {path}: {error.strerror or error}") from None
     return path
 
 

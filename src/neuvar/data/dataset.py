@@ -1,4 +1,4 @@
-"""Data sets in memory: images and labels of a training and a test split."""
+"""Datasets in memory: images and labels of a training and a test split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and labels of one split of a data set.
+    """Images and labels of one split of a dataset.
 
     Attributes:
         images: uint8, shape (n, height, width) or (n, channels, height, width).
@@ -40,16 +40,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set with its official splits, in official order.
+    """A dataset with its official splits, in official order.
 
     Attributes:
-        name: name of the data set in results.
+        name: name of the dataset in results.
         classes: number of classes.
         train: training split.
         test: test split.
         class_names: name of each class.
         superclass: superclass of each class as int64, shape (classes,), for CIFAR-100 with fine
-            labels; None for other data sets.
+            labels; None for other datasets.
         superclass_names: name of each superclass; empty if there are none.
     """
 

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def header(shape: Shape) -> bytes:
-    """First bytes of the idx file of an array.
+    """The header of the idx file of an array.
 
     >>> header((60000,)).hex()
     '000008010000ea60'
@@ -73,7 +73,7 @@ def decode(content: bytes, shape: Shape, name: str) -> Bytes:
 
 
 def gunzip(packed: bytes, length: int, name: str) -> bytes:
-    """Decode gzip data that must unpack to ``length`` bytes, using memory for no more than that."""
+    """Unpack gzip data that must have ``length`` bytes; needs memory for no more than these."""
     decoder = zlib.decompressobj(wbits=31)
     try:
         content = decoder.decompress(packed, length + 1)
@@ -104,7 +104,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def _check(start: bytes, length: int, shape: Shape, name: str) -> None:
-    """Raise a DataError unless an idx file of this shape starts so and has this length."""
+    """Check the first bytes and the length of an idx file of this shape."""
     expected = f"an idx file of {'×'.join(map(str, shape))} bytes"
     if length != size(shape):
         raise DataError(f"{name} has {length} bytes, but {expected} has {size(shape)}")

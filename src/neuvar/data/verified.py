@@ -1,6 +1,6 @@
 """Read archives and pickles whose SHA-256 is known, and refuse all others before decoding them.
 
-Formats such as pickle, tar and PNG give a hostile file many ways to run code or to fill the memory.
+Decoding a hostile pickle, tar or PNG file could run its code or fill the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neuvar.data.catalogue import Arrays, DataError, Entry
 from neuvar.data.idx import open_regular
 
 LARGEST_FILE = 1 << 28
-"""Bytes above which a file is refused unread; the largest official file has 171 MB."""
+"""Larger files are refused unread; the largest official file has 171 MB."""
 
 GLOBALS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
 """What a pickle of arrays may import."""
@@ -40,7 +40,7 @@ def read_verified(path: Path, sha256: str) -> bytes:
 
 def tar_members(path: Path, sha256: str) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file in a .tar.gz archive, if the archive has this SHA-256."""
-    # The whole archive is in memory, so that it cannot change after its SHA-256 was checked.
+    # In memory, so that it cannot change after its SHA-256 was checked.
     content = io.BytesIO(read_verified(path, sha256))
     with tarfile.open(fileobj=content, mode="r:gz") as archive:
         for member in archive:

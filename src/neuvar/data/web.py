@@ -1,4 +1,7 @@
-"""Download data sets from their usual addresses: resume after a break, give up a slow server."""
+"""Download datasets from their usual addresses.
+
+A download resumes if the connection breaks. A server that is too slow is given up.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,26 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from neuvar.data import idx
-from neuvar.data.catalogue import Arrays, DataError, Entry
+from neuvar.data.catalogue import Arrays, DataError, Entry, os_errors
 from neuvar.data.verified import read_cifar
 
 TIMEOUT = 15.0
 """Seconds to wait for a connection, and for the next bytes."""
 
 GRACE, SPEED = 30.0, 1024.0
-"""After this many seconds, an attempt must have received this many bytes per second."""
+"""From this many seconds on, the mean speed of an attempt must be this many bytes per second."""
 
 ATTEMPTS = 5
 CHECK_SECONDS = 0.25
 BUSY, PAUSE = (429, 500, 502, 503, 504), 2.0
-"""Status of a server that may serve again soon, and the seconds until the next attempt."""
+"""Status codes of servers that may be back soon, and the seconds until the next attempt."""
 
-NO_SUCH_RANGE = 416  # status of a request that starts at the end of the file, or later
+NO_SUCH_RANGE = 416  # status code if a request starts at the end of the file, or later
 CHUNK = 1 << 16
 
 
 def fetch(entry: Entry, folder: Path, *, progress: bool = False) -> Arrays:
-    """Download a data set and check it; each file comes from the first mirror that has it."""
+    """Download a dataset and check it. Each file comes from the first mirror that has it."""
     files = [f"{array.file}.gz" for array in entry.arrays.values()]
     if entry.pickled is not None:
         files = [entry.pickled.archive]
@@ -61,10 +64,10 @@ def fetch(entry: Entry, folder: Path, *, progress: bool = False) -> Arrays:
 
 def download(url: str, path: Path, limit: int, *, progress: bool = False) -> None:
     """Download a file of at most ``limit`` bytes, in several attempts if necessary."""
-    # A new file: the thread of a transfer that was given up may still hold the old one open.
+    # A new file, because the thread of a cancelled download may still write to the old one.
     path.unlink(missing_ok=True)
     transfer = _Transfer(url, path.open("xb"), limit)
-    # In a thread of its own, because a read that waits for bytes cannot check the speed.
+    # In a thread, so that the speed is checked also while a read waits for bytes.
     thread = threading.Thread(target=transfer.run, daemon=True)
     thread.start()
     try:
@@ -81,16 +84,14 @@ def download(url: str, path: Path, limit: int, *, progress: bool = False) -> Non
 
 
 class _Transfer:
-    """The download of one file; ``run`` is called in a thread, ``check_speed`` from another."""
+    """The download of one file: ``run`` in one thread, ``check_speed`` in another."""
 
     def __init__(self, url: str, file: BinaryIO, limit: int) -> None:
         self.length = 0
         self.total: int | None = None
         self.cancelled = False
         self.error: Exception | None = None
-        self._url = url
-        self._file = file
-        self._limit = limit
+        self._url, self._file, self._limit = url, file, limit
         self._begin_attempt()
 
     def run(self) -> None:
@@ -99,7 +100,7 @@ class _Transfer:
             with self._file:
                 self._download()
         except Exception as error:  # noqa: BLE001
-            self.error = error  # raised in the thread that waits for the file
+            self.error = error  # download() raises it
 
     def check_speed(self) -> None:
         """Raise a DataError if the server is too slow."""
@@ -127,7 +128,7 @@ class _Transfer:
                 error.close()
                 if error.headers.get("Content-Range") == f"bytes */{self.length}":
                     return  # the file ends here
-                # A server that refuses the first request is left for the next mirror.
+                # If the first request is refused, the next mirror is tried.
                 retry = attempt > 0 and error.code in (*BUSY, NO_SUCH_RANGE)
                 reason = f"the server answered {error.code}"
                 if error.code < 400:
@@ -155,21 +156,16 @@ class _Transfer:
             rest = response.headers.get("Content-Length", "")
             self.total = self.length + int(rest) if rest.isdecimal() else None
             while self.length != self.total and (chunk := response.read1(CHUNK)):
-                self._append(chunk)
+                if self.cancelled:
+                    raise DataError("the download was cancelled")
+                self.length += len(chunk)
+                self._received += len(chunk)
+                if self.length > self._limit:
+                    raise DataError(f"the server sends more than {self._limit} bytes")
+                with os_errors("write", Path(self._file.name)):
+                    self._file.write(chunk)
         if self.total is not None and self.length < self.total:
             raise ConnectionError("the connection was closed early")
-
-    def _append(self, chunk: bytes) -> None:
-        if self.cancelled:
-            raise DataError("the download was cancelled")
-        self.length += len(chunk)
-        self._received += len(chunk)
-        if self.length > self._limit:
-            raise DataError(f"the server sends more than {self._limit} bytes")
-        try:
-            self._file.write(chunk)
-        except OSError as error:
-            raise DataError(f"could not write {self._file.name}: {error.strerror}") from None
 
     def _restart(self) -> None:
         self._file.seek(0)

@@ -1,4 +1,4 @@
-"""Runs many runs, on this machine or on a Ray cluster, and records each of them once."""
+"""Sweeps: many runs, on this machine or on a Ray cluster, each recorded once."""
 
 from neuvar.engine.job import ENGINES, Event, Kind, Summary, SweepSpec, Watch, check_device
 from neuvar.engine.results_file import Results

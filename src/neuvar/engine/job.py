@@ -1,4 +1,4 @@
-"""What both engines share: the specification of a sweep, its events, and how one run is run."""
+"""What both engines share: the specification of a sweep, its events, and running one run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal["started", "progress", "finished", "diverged", "failed", "taken"]
 PROGRESS_SECONDS = 0.2
 """Minimum time between two progress events of a run."""
 RETRY_SECONDS = 0.5
-"""Time until a run that another process is running is tried again."""
+"""If another process is running a run, it is tried again after this time."""
 GIT_SECONDS = 20.0
 SOURCES = Path(__file__).parents[1]
 
@@ -44,7 +44,7 @@ class SweepSpec:
         workers: number of runs at a time; 0 for one per core, or per GPU. The cores are divided
             among them as threads.
         device: "cpu", "mps", "cuda" for all GPUs, or "cuda:1" for one.
-        data: folder of data sets; see :func:`neuvar.data.load`.
+        data: folder of datasets; see :func:`neuvar.data.load`.
         address: address of the Ray cluster; None for the one that ``RAY_ADDRESS`` names, or else
             for a new one on this machine that ends with the sweep.
         tensorboard: folder for TensorBoard's files, with one folder per run.
@@ -99,7 +99,7 @@ def check_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a run.
+    """A change in the state of a run.
 
     Attributes:
         kind: "started", "progress", "finished", "diverged", "failed", or "taken" if another
@@ -182,7 +182,7 @@ def run_job(spec: SweepSpec, run: Run, checkpoint: Path, tally: Tally, writer: A
         file.load()
     if torch.get_num_threads() != spec.threads:
         torch.set_num_threads(spec.threads)
-    origin = provenance(spec.device, spec.threads)  # before the run: sources may change meanwhile
+    origin = provenance(spec.device, spec.threads)  # now: during the run the sources may change
     outcome = (spec.run_one or run_one)(
         run,
         device=spec.device,
@@ -254,7 +254,7 @@ def cores() -> int:
 def commit(sources: Path) -> str | None:
     """The commit of the sources, with "+" if they have changes; None outside a repository."""
     answers = []
-    # The folder may be in a repository that ignores it; that one's commit would be wrong.
+    # First check that git tracks the sources: the repository around them may be another project's.
     for words in (
         ["ls-files", "--error-unmatch", "__init__.py"],
         ["rev-parse", "HEAD"],

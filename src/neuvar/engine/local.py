@@ -1,4 +1,4 @@
-"""Runs on this machine, in processes that share its cores and may be killed at any moment."""
+"""Runs on this machine, in worker processes that may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LocalPool:
             worker = worker or self._start()
             worker.run = run
             del self._waiting[run]
-            with contextlib.suppress(OSError):  # it was killed; _listen finds out
+            with contextlib.suppress(OSError):  # it was killed; _listen removes it
                 worker.pipe.send(run)
 
     def _start(self) -> Worker:
@@ -115,7 +115,7 @@ class LocalPool:
                 if value is not None:
                     os.environ[name] = value
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        there.close()  # so that reading ends when the process does
+        there.close()  # otherwise recv() would not end when the process does
         return worker
 
     def _listen(self) -> None:

@@ -1,7 +1,7 @@
 """Runs on a Ray cluster, whose machines may come and go.
 
-The calling process writes the results: the machines need no shared disk. If a machine dies, Ray
-starts its runs on others; a run that was run twice is recorded once.
+The calling process writes the results, so the machines need no shared disk. If a machine dies, Ray
+starts its runs on others. A run that finished twice is recorded once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MessageBoard:
         self._messages: list[tuple[str, str, Any]] = []
 
     def put(self, *message: Any) -> None:
-        """Add a message: key of the run, kind, content. Without arguments, do nothing."""
+        """Add a message: key of the run, kind, content. Without arguments, no-op."""
         if message:
             self._messages.append(message)
 
@@ -66,7 +66,7 @@ class RayPool:
                 f"device is {spec.device!r}, but the Ray cluster has no {self._resource}"
             )
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_run_on_node)
-        # On this machine: if it dies, nobody reads the messages anyway.
+        # On this machine: if it dies, nobody needs the messages.
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -117,7 +117,7 @@ class RayPool:
                 own.release(finished=True)
                 self._tally.report_recorded(run, line)
             else:
-                # The machines do not see the results file; this names its folder there.
+                # Name of the folder for checkpoints on the other machines.
                 name = f"{platform.node()}:{self._results.path}".encode()
                 folder = hashlib.sha256(name).hexdigest()[:16]
                 self._tasks[self._task.remote(self._spec, run, self._board, folder)] = run, own
@@ -248,7 +248,7 @@ def _run_on_node(spec: SweepSpec, run: Run, board: Any, folder: str) -> Line | s
         top.mkdir(mode=0o700, exist_ok=True)
         if top.stat().st_uid != os.getuid():
             raise PermissionError(f"{top} belongs to another user")
-        # A process of a machine that is about to die may still have the claim.
+        # A process that is about to be killed may still have the claim.
         while (own := claim(top / folder, run.key)) is None:
             time.sleep(RETRY_SECONDS)
         result = run_job(spec, run, own.checkpoint, tally, writer)
@@ -258,7 +258,7 @@ def _run_on_node(spec: SweepSpec, run: Run, board: Any, folder: str) -> Line | s
         own.release(finished=isinstance(result, dict))
     with contextlib.suppress(OSError):  # not empty: other runs resume from it
         (top / folder).rmdir()
-    # Messages arrive in order: after this one, all have arrived.
+    # Messages arrive in order: when this one has arrived, all have.
     ray = require_ray()
     with contextlib.suppress(ray.exceptions.RayError):
         ray.get(board.put.remote(), timeout=BOARD_SECONDS)

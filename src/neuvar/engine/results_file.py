@@ -153,7 +153,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to run one run: while it is held, no other process runs it.
+    """The right to run a run: while a process holds it, no other process runs this run.
 
     Attributes:
         checkpoint: the file that the run is saved to.
@@ -168,7 +168,7 @@ class Claim:
         if finished:
             for path in self.checkpoint.parent.glob(f"{self.checkpoint.name}*"):
                 path.unlink(missing_ok=True)
-        # While it is locked, so that it is not another's.
+        # Before unlocking: afterwards the file may be that of another process.
         self.checkpoint.with_suffix(".lock").unlink(missing_ok=True)
         self.lock.close()
 
@@ -200,7 +200,7 @@ def lock(path: Path, *, wait: bool = True) -> FileIO:
 
 
 def _parse(data: bytes) -> tuple[dict[str, Line], list[int], int]:
-    """Results by key, the numbers of lines that are not results, the length without a torn end."""
+    """Results by key, numbers of lines that are not results, length without a torn last line."""
     lines: dict[str, Line] = {}
     skipped, intact, start = [], len(data), 0
     for number, text in enumerate(data.split(b"\n"), start=1):

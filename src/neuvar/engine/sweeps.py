@@ -1,4 +1,4 @@
-"""Run many runs, each once."""
+"""Sweeps: many runs, each recorded once."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def sweep(
         if missing and spec.engine == "ray":
             run_on_ray(spec, missing, results, tally)
         elif missing:
-            # Threads change the rounding of sums. Their number must not depend on how many runs an
-            # earlier sweep has recorded, so all runs count here.
+            # The number of threads changes the rounding of sums. It must not depend on how many
+            # runs are recorded already, so it is computed from all runs.
             devices = worker_devices(spec, len(unique))
             data = None if spec.data is None else str(Path(spec.data).absolute())
             local = replace(spec, threads=max(1, cores() // len(devices)), data=data)
@@ -106,7 +106,7 @@ def _tensorboard_folder(folder: str | Path) -> Path:
 
 
 def worker_devices(spec: SweepSpec, runs: int) -> list[str]:
-    """The device of each worker process for a number of runs."""
+    """The device of each worker process, for this number of runs."""
     count, names = cores(), [spec.device]
     if spec.device != "cpu":
         import torch

@@ -86,7 +86,7 @@ def settings(kind: str, scale: Scale) -> str:
 
 
 def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], float | None]]:
-    """Data set, rate of wrong labels, results, and the b that is compared with SGD.
+    """Dataset, rate of wrong labels, results, and the b that is compared with SGD.
 
     Each rate has its own b, chosen on held-out images if there are several.
     """

@@ -48,7 +48,7 @@ def runs(scale: Scale, trials: int = 0) -> list[Run]:
 
 
 def networks(results: Sequence[Result]) -> list[query.Setting]:
-    """Each family of networks on each data set, with its results."""
+    """Each family of networks on each dataset, with its results."""
     made: list[query.Setting] = []
     for data, (family, name) in product(query.values(results, "data"), FAMILIES.items()):
         # At the smoke scale an MLP stands for VGG.

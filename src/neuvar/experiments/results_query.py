@@ -12,7 +12,7 @@ from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Rol
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """What a column of a table shows of the trials of a row."""
 Setting: TypeAlias = "tuple[tuple[str, ...], Sequence[Result]]"
-"""A setting in words, such as a data set and a method, and its results."""
+"""A setting in words, such as a dataset and a method, and its results."""
 ON_AXIS = " (b on the x-axis)"
 """Follows the name of a method in figures that have b on the x-axis."""
 

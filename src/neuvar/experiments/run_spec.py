@@ -26,7 +26,7 @@ class RunSpec:
     """Fields that both kinds of runs have: data, network, optimizer.
 
     Attributes:
-        data: name of a data set, see :func:`neuvar.data.load`.
+        data: name of a dataset, see :func:`neuvar.data.load`.
         images: number of training images, the first ones; 0 for all.
         test_images: number of test images, and of training images, that are evaluated after each
             epoch, the first ones; 0 for all.
@@ -104,7 +104,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(RunSpec):
-    """One network trained on one data set, whose labels may be wrong.
+    """One network trained on one dataset, whose labels may be wrong.
 
     Attributes:
         normalize: what is subtracted from the pixels before they are divided by the channel's
@@ -196,5 +196,5 @@ def from_dict(record: dict[str, Any]) -> Run:
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
         raise ValueError(f"a run has no {unknown[0]!r}")
     if "data" not in values:
-        raise ValueError("a run needs 'data', the name of a data set")
+        raise ValueError("a run needs 'data', the name of a dataset")
     return kind(**values)

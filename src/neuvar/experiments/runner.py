@@ -39,7 +39,7 @@ def run_one(
     Args:
         run: a :class:`Training` or :class:`Tasks`.
         device: where the network is trained.
-        data: folder with data sets, searched before the cache; see :func:`neuvar.data.load`.
+        data: folder with datasets, searched before the cache; see :func:`neuvar.data.load`.
         checkpoint: a file to save to once a minute.
         progress: called with the fraction of the run that is done.
         writer: has TensorBoard's ``add_scalar(tag, value, step)``.
@@ -130,6 +130,12 @@ class RunContext:
             rho=run.rho,
             seed=seed,
         )
+
+    @property
+    def fit_options(self) -> dict[str, Any]:
+        """What both kinds of runs pass to :func:`neuvar.train.fit`."""
+        names = ("epochs", "clip", "accumulate", "precision")
+        return {name: getattr(self.run, name) for name in names} | {"checkpoint": self.checkpoint}
 
     def outcome(
         self, status: str, reason: str | None, curves: dict[str, list[float]], **others: Any

@@ -34,19 +34,14 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
         if isinstance(model, MultiHead):
             model.select(task.head)
         if optimizer is None or not run.keep_optimizer:
-            own = run.seed if run.keep_optimizer else seed
-            optimizer = context.optimizer(model, seed=own)
+            optimizer = context.optimizer(model, seed=run.seed if run.keep_optimizer else seed)
         fitted = fit(
             model,
             context.batches(train, run.batch, seed=seed, normalize=normalize),
             optimizer,
-            epochs=run.epochs,
             penalty=penalty,
-            clip=run.clip,
-            accumulate=run.accumulate,
-            precision=run.precision,
-            checkpoint=context.checkpoint,
             progress=partial(context.report, done=task.number, of=len(stream)),
+            **context.fit_options,
         )
         status, reason = fitted.status, fitted.reason
         if not fitted.finished:

@@ -1,4 +1,4 @@
-"""Runs that train one network on one data set, whose labels may be wrong."""
+"""Runs that train one network on one dataset, whose labels may be wrong."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_training(run: Training, context: RunContext) -> dict[str, Any]:
     model = context.prepare(network)
     optimizer = context.optimizer(model, seed=run.seed)
     steps = torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every) if run.drop_every else None
-    evaluation = Evaluation(run, context, data)
+    evaluations = Evaluations(run, context, data)
     fitted = fit(
         model,
         context.batches(
@@ -83,16 +83,12 @@ def run_training(run: Training, context: RunContext) -> dict[str, Any]:
             augment=Augmentation() if run.augment else None,
         ),
         optimizer,
-        epochs=run.epochs,
         schedule=steps,
-        clip=run.clip,
-        accumulate=run.accumulate,
-        precision=run.precision,
-        measure=evaluation.clean,
-        measure_perturbed=evaluation.perturbed,
-        checkpoint=context.checkpoint,
+        measure=evaluations.clean,
+        measure_perturbed=evaluations.perturbed,
         progress=context.report,
         writer=context.writer,
+        **context.fit_options,
     )
     return context.outcome(
         fitted.status,
@@ -101,11 +97,11 @@ def run_training(run: Training, context: RunContext) -> dict[str, Any]:
         noise_rate=data.noise_rate,
         seeds={"run": run.seed, "labels": run.label_seed},
         parameters=sum(p.numel() for p in model.parameters()),
-        **(evaluation.final(model) if fitted.finished else {}),
+        **(evaluations.final(model) if fitted.finished else {}),
     )
 
 
-class Evaluation:
+class Evaluations:
     """The evaluations of a run: after each epoch, and at the end."""
 
     def __init__(self, run: Training, context: RunContext, data: NoisyDataset) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from neuvar.cleaning import LabelObserver
+from neuvar.cleaning import IndexedDataset, LabelObserver
 from neuvar.optim import NVRM
 
 try:
@@ -25,7 +24,7 @@ except ImportError as missing:
     ) from missing
 
 INDEX = "index"
-"""Key of an example's number in a batch."""
+"""Key under which IndexedDataset puts the index of an example."""
 OBSERVER_FILE = "label_observer.pt"
 """The observer's state in the folder of a checkpoint."""
 
@@ -40,7 +39,7 @@ class NVRMTrainer(Trainer):
         b: scale of the noise, or "auto", for the optimizer that the Trainer makes from its
             ``TrainingArguments``. By default this optimizer has no noise. The noise has the
             Trainer's seed.
-        observer: gets the logits of each training example. Its examples are numbered as in
+        observer: gets the logits of each training example. Its indices are those of
             ``train_dataset``. It is saved in the Trainer's checkpoints.
         **kwargs: keyword arguments of the Trainer. If ``optimizers`` has an NVRM optimizer, leave
             out ``b``.
@@ -62,7 +61,7 @@ class NVRMTrainer(Trainer):
         if b is not None and self.optimizer is not None:
             raise ValueError("b is for the Trainer's own optimizer; leave out b or optimizers")
         if observer is not None:
-            self.train_dataset = _Numbered(self.train_dataset)
+            self.train_dataset = IndexedDataset(self.train_dataset)
             self.add_callback(_SaveObserver(observer))
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
@@ -77,15 +76,15 @@ class NVRMTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
     ) -> Any:
         """Compute the loss; in training, report it to the optimizer and logits to the observer."""
-        numbers, labels = inputs.pop(INDEX, None), inputs.get("labels")
+        indices, labels = inputs.pop(INDEX, None), inputs.get("labels")
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         if model.training and torch.is_grad_enabled():
             if (optimizer := self._nvrm()) is not None:
                 optimizer.report_loss(loss)
             if self.observer is not None:
-                if numbers is None:
+                if indices is None:
                     raise ValueError(f"the data collator must keep {INDEX!r} for the observer")
-                self.observer.update(numbers, _logits(outputs), labels)
+                self.observer.update(indices, _logits(outputs), labels)
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -125,19 +124,6 @@ class NVRMTrainer(Trainer):
         super()._set_signature_columns_if_needed()
         if self.observer is not None and INDEX not in self._signature_columns:
             self._signature_columns.append(INDEX)
-
-
-class _Numbered(Dataset[Any]):
-    """A dataset of dicts with the number of each example."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.data[index], INDEX: index}
 
 
 class _SaveObserver(TrainerCallback):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
-from neuvar.cleaning import LabelObserver
+from neuvar.cleaning import IndexedDataset, LabelObserver
 from neuvar.optim import NVRM
 
 try:
@@ -28,8 +28,8 @@ class NVRMNet(NeuralNet):
 
     Args:
         *args: arguments of the net.
-        observer: gets the predictions for each training example. Its examples are numbered as in
-            the data given to ``fit``.
+        observer: gets the predictions for each training example. Its indices are those of the data
+            given to ``fit``.
         **kwargs: keyword arguments of the net.
     """
 
@@ -59,12 +59,12 @@ class NVRMNet(NeuralNet):
         """Compute gradients; report predictions to the observer."""
         if self.observer is None:
             return super().train_step_single(batch, **fit_params)
-        (inputs, numbers), labels = batch
+        (inputs, indices), labels = batch
         step = super().train_step_single((inputs, labels), **fit_params)
         scores = step["y_pred"][0] if isinstance(step["y_pred"], tuple) else step["y_pred"]
         probabilities = self._get_predict_nonlinearity()(scores.detach())
         logits = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-        self.observer.update(numbers, logits, labels)
+        self.observer.update(indices, logits, labels)
         return step
 
     def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
@@ -74,9 +74,9 @@ class NVRMNet(NeuralNet):
             self.history.record("b", optimizer.param_groups[0]["b"])
 
     def get_iterator(self, dataset: Any, training: bool = False) -> Any:
-        """Get a data loader; for the observer, with the numbers of training examples."""
+        """Get a data loader; for the observer, with the indices of training examples."""
         if training and self.observer is not None:
-            dataset = _Numbered(dataset)
+            dataset = _IndexedInputs(dataset)
         return super().get_iterator(dataset, training=training)
 
     def _nvrm_optimizers(self) -> list[NVRM]:
@@ -86,18 +86,12 @@ class NVRMNet(NeuralNet):
         return [optimizer for optimizer in optimizers if isinstance(optimizer, NVRM)]
 
 
-class _Numbered(Dataset[Any]):
-    """A dataset of pairs, with the number of each example beside its inputs."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
+class _IndexedInputs(IndexedDataset):
+    """Adds the index to the inputs, because skorch needs pairs; in a subset, that of the whole."""
 
     def __getitem__(self, index: int) -> Any:
-        inputs, label = self.data[index]
-        data: Any = self.data
+        inputs, label = self.dataset[index]
+        data: Any = self.dataset
         while isinstance(data, Subset):
             index, data = int(data.indices[index]), data.dataset
         return (inputs, index), label

@@ -30,7 +30,7 @@ from neuvar.labels.noisy_labels import (
 CIFAR10_SIMILAR = (0, 1, 0, 5, 7, 3, 6, 7, 8, 1)
 """Class that each class flips to: bird → airplane, cat ↔ dog, deer → horse, truck → automobile."""
 SPREAD = 0.1
-"""Standard deviation, before truncation, of the flip probabilities of single images."""
+"""Standard deviation of the flip probabilities of images, before they are truncated."""
 
 
 def symmetric(
@@ -105,7 +105,7 @@ def semantic(
     """Flip labels of CIFAR-10 to a similar class.
 
     Flips a share ``rate`` of five classes: truck to automobile, bird to airplane, deer to horse,
-    cat to dog and dog to cat. With classes of equal size the share of wrong labels is half of that.
+    cat to dog and dog to cat. If all classes have the same size, rate / 2 of all labels are wrong.
 
     Patrini et al., "Making Deep Neural Networks Robust to Label Noise", CVPR 2017. For the
     arguments see :func:`symmetric`; ``classes`` must be 10.
@@ -174,8 +174,8 @@ def instance(
     .. math:: P(\text{noisy} = j \mid x, y) = \mathrm{softmax}_{j \neq y}\big(x^\top W_y\big)_j,
               \qquad W_y \sim N(0, 1)^{d \times K}
 
-    The longer the feature vectors, the more the image alone decides its wrong class. Features with
-    a large common mean favour one wrong class for each true one.
+    The longer the feature vectors, the less random is the wrong class of an image. If all features
+    have a large mean in common, each class has one wrong class that is chosen most.
 
     Xia et al., "Part-dependent Label Noise", NeurIPS 2020, algorithm 2, with two changes that make
     the rate exact: :math:`q_i` is truncated symmetrically around the rate, so its mean is the rate;

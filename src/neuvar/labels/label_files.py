@@ -89,15 +89,15 @@ def from_file(
 
 
 def _read_labels(path: Path, key: str | None) -> Any:
-    """The labels that a file has under a key."""
+    """The labels in a file; ``key`` names the array or column."""
     if path.suffix not in READERS:
         raise ValueError(f"path must end in {', '.join(READERS)}, got {path.name!r}")
     if not path.is_file():
         raise ValueError(f"path must be a file, got {str(path)!r}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # readers warn of what they may misread
-            warnings.filterwarnings("ignore", "Reading `.npy`")  # written by an old Python
+            warnings.simplefilter("error")  # a warning means that the file may be misread
+            warnings.filterwarnings("ignore", "Reading `.npy`")  # the file is of an old Python
             content = READERS[path.suffix](path)
     except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path.name} has more than arrays in it, or is damaged") from error
@@ -156,7 +156,7 @@ def _read_npy(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def _read_csv(path: Path) -> dict[str, dict[int, str]]:
-    """Cells by row number of each column, by name or, without a header, by column number."""
+    """Columns by name, or by number if there is no header; a column has its cells by row number."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     if len({len(row) for row in rows}) != 1:

@@ -1,7 +1,4 @@
-"""Noisy labels: flips by a transition matrix, and what is known about the result.
-
-Random numbers are the same on every machine.
-"""
+"""Noisy labels: flips by a transition matrix, the same on every machine."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ Integers = Tensor | np.ndarray[Any, Any] | Sequence[int]
 """Labels as a tensor, an array or a list."""
 
 MAX_CLASSES = 10_000
-"""The confusion matrix must fit into memory: 800 MB of float64."""
+"""Limit for the confusion matrix, which then has 800 MB in float64."""
 UNIT = 10**9
-"""Shares of labels are integer multiples of 1 / UNIT: equal shares are equal on every machine, and
-28.999999999999996 labels are 29."""
+"""Numbers of labels are computed as integers, in units of 1 / UNIT labels. So they are the same on
+every machine, and 28.999999999999996 labels are 29."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class NoisyLabels:
     Attributes:
         noisy: the labels to train on, int64.
         clean: the labels without noise, int64.
-        mask: True where the two differ.
+        mask: True where noisy and clean labels differ.
         counts: number of labels of each clean class (row) with each noisy class (column), int64.
         matrix: ``counts`` divided by its row sums, float64; zeros for a class without labels.
         rate: actual share of labels that differ.
@@ -63,7 +60,7 @@ class NoisyLabels:
 
 
 def make_result(noisy: Tensor, clean: Tensor | None, classes: int, **facts: Any) -> NoisyLabels:
-    """Compare noisy with clean labels; the facts say how they were made."""
+    """Compare noisy with clean labels; the facts, how they were made, go into the provenance."""
     mask = counts = matrix = rate = None
     if clean is not None:
         mask = noisy != clean
@@ -206,15 +203,19 @@ def _target_counts(sizes: Array, transition: Array, seed: int) -> Array:
 
 
 def rounded(share: int) -> int:
-    """The nearest number of labels to a share in units."""
+    """A number of labels in units, rounded to whole labels."""
     return (share + UNIT // 2) // UNIT
 
 
 def apportion(shares: Array, total: int, order: Array, behind: Array | None = None) -> Array:
-    """Divide a total by largest remainders: each share is rounded down or up.
+    """Round shares to whole labels that sum to a total, by largest remainders.
 
-    Ties go to the largest ``behind``, then to the lowest ``order``. The total must lie between the
-    sum of shares rounded down and the sum of shares rounded up.
+    Args:
+        shares: in units; each is rounded down or up.
+        total: number of labels; between the sum of all shares rounded down and rounded up.
+        order: breaks ties; the lowest is rounded up.
+        behind: breaks ties before ``order``: how many units each entry has got too few so far;
+            the largest is rounded up.
     """
     counts: Array = shares // UNIT
     left = total - int(counts.sum())
@@ -228,7 +229,7 @@ def apportion(shares: Array, total: int, order: Array, behind: Array | None = No
 def _exact_flips(y: Array, counts: Array, seed: int) -> Array:
     """Flip the first members of each class, in random order.
 
-    The order does not depend on the counts: with one target for each class, the labels that are
+    The order does not depend on the counts. So if each class has one target, the labels that are
     wrong at a low rate are also wrong at a higher one.
     """
     classes = len(counts)

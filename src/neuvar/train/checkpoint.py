@@ -1,4 +1,4 @@
-"""Checkpoint files from which an interrupted training resumes, and what identifies a training."""
+"""Checkpoint files, and fingerprints that tell whether a checkpoint belongs to a training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from neuvar.optim.noisy_parameters import clean_copy
 FORMAT = 3
 
 Fingerprint = dict[str, Any]
-"""What identifies a training: names with plain values; a value that begins with # is a hash."""
+"""What identifies a training: plain values by name. A value that begins with # is a hash."""
 
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 """Options of an optimizer that do not change its results."""
@@ -41,16 +41,16 @@ CHANGING = ("last_epoch", "base_lrs", "T_cur", "T_i", "verbose", "training", "ta
 
 
 class Checkpoint:
-    """A file to which a training is saved from time to time and at its end, to resume from it.
+    """A file that a training is saved to from time to time and at its end, and resumes from.
 
-    The file is replaced atomically, and read with ``weights_only=True``, so nothing in it is ever
+    The file is replaced atomically. It is read with ``weights_only=True``, so nothing in it is
     executed. After the training it holds the clean weights:
     ``model.load_state_dict(torch.load(path)["fit"]["model"])``.
 
-    It also identifies the training: the options of the optimizer and of :func:`fit`, and hashes of
-    the data, their order and the initial weights. The file of another training is refused. You may
-    resume with more epochs. Without a fixed seed the initial weights differ each time: set a seed,
-    or pass ``strict=False``.
+    The file of another training is refused. For that it holds the options of the optimizer and of
+    :func:`fit`, and hashes of the data, their order and the initial weights. You may resume with
+    more epochs. Without a fixed seed the initial weights differ each time: set a seed, or pass
+    ``strict=False``.
 
     Args:
         path: the file.
@@ -103,13 +103,13 @@ class Checkpoint:
         return True
 
     def take(self) -> dict[str, Any] | None:
-        """The saved training, the first time; None later and if there is none."""
+        """The state in the file, at the first call; None at later calls, or without a file."""
         self.read()
         saved, self._saved = self._saved, None
         return saved
 
     def give_back(self, saved: dict[str, Any]) -> None:
-        """Keep a saved training that was refused for the next :meth:`take`."""
+        """Keep a state that was refused for the next :meth:`take`."""
         self._saved = saved
 
     def remove(self) -> None:
@@ -118,7 +118,7 @@ class Checkpoint:
 
 
 def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, strict: bool) -> None:
-    """Refuse a saved state of another training than the one whose present state is ``own``."""
+    """Refuse the saved state of another training; ``own`` is the state of this one."""
     if missing := [name for name in ("model", "optimizer", *own) if name not in saved]:
         raise ValueError(f"the checkpoint has no {missing[0]!r}: it is not one of a training")
     shapes, others = (
@@ -145,7 +145,7 @@ def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, stri
 
 
 def _check_same(saved: Fingerprint, own: Fingerprint) -> None:
-    """Refuse another fingerprint, and name all differences."""
+    """Refuse a different fingerprint, and name all differences."""
     wrong = []
     for name in own | saved:
         known, present = saved.get(name), own.get(name)
@@ -166,7 +166,7 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def options_fingerprint(optimizer: Optimizer, parts: Mapping[str, Any]) -> Fingerprint:
-    """Options of an optimizer and of other parts of a training, as they are when it begins."""
+    """Options of an optimizer and of other parts of a training, at its beginning."""
     options: Fingerprint = {}
     hidden = ("params", "lr", "b", "drawn", "auto", "initial_lr", "initial_b", *IMPLEMENTATION)
     for number, group in enumerate(optimizer.param_groups):
@@ -189,7 +189,7 @@ def options_fingerprint(optimizer: Optimizer, parts: Mapping[str, Any]) -> Finge
 
 
 def _describe(thing: Any) -> Fingerprint:
-    """The name of a function or class, under "", and its plain options."""
+    """The plain options of a function or an object; under "" the name of it or of its class."""
     if thing is None:
         return {"": None}
     is_partial = isinstance(thing, functools.partial)
@@ -216,7 +216,7 @@ def _describe(thing: Any) -> Fingerprint:
 
 
 def _plain(options: Mapping[str, Any]) -> Fingerprint:
-    """The options that can be written as JSON, as they are when read again; also scalar tensors."""
+    """The options that JSON can hold, as JSON returns them; scalar tensors become numbers."""
     plain = {}
     for key, value in options.items():
         with suppress(TypeError, ValueError, RuntimeError, AttributeError):
@@ -225,11 +225,11 @@ def _plain(options: Mapping[str, Any]) -> Fingerprint:
 
 
 def data_fingerprint(batches: Any, device: torch.device) -> Fingerprint:
-    """What identifies the batches; the states of all generators are kept."""
+    """What identifies the batches. Draws no random numbers that the training would miss."""
     if callable(own := getattr(batches, "fingerprint", None)):
         return dict(own())
     if callable(epoch := getattr(batches, "epoch", None)):
-        # Batch k of epoch e is always the same, so one batch identifies order and data.
+        # Epoch 0 always begins with the same batch, which identifies order and data.
         with Generators(device, batches).rewound():
             batch = next(iter(epoch(0)))
         return {"first batch": digest(part for part in batch if isinstance(part, Tensor))}

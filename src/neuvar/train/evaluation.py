@@ -50,21 +50,18 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, ...]],
     *,
-    optimizer: Optimizer | None = None,
     loss: Loss = cross_entropy,
     precision: str = "float32",
     **arguments: Any,
 ) -> Evaluation:
     """Measure loss and accuracy in evaluation mode, then restore the modes of all modules.
 
-    Labels that the loss ignores, such as -100, are left out of loss and accuracy; see
-    :func:`neuvar.neural_variability`.
+    The weights are clean, except inside of ``optimizer.perturbed()``. Labels that the loss ignores,
+    such as -100, are left out of loss and accuracy; see :func:`neuvar.neural_variability`.
 
     Args:
         model: the network; batches are moved to its device.
         batches: pairs of inputs and labels, such as :class:`neuvar.data.Batches`.
-        optimizer: its noise is removed during the evaluation, as is that of any neuvar optimizer
-            with parameters of the model.
         loss: a mean over the examples of a batch.
         precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
         **arguments: for the model's forward pass, such as the task of a multi-head network.
@@ -79,7 +76,7 @@ def evaluate(
     mixed_precision = autocast(device, precision)
     losses, weights, predictions, correct = [], [], [], []
     clean = held_clean(model.parameters(), even_if_perturbed=False)
-    with torch.no_grad(), clean_weights(optimizer), clean, eval_mode(model):
+    with torch.no_grad(), clean, eval_mode(model):
         for inputs, labels, *_ in batches:
             if not len(labels):
                 continue  # the mean loss of an empty batch is nan
@@ -108,7 +105,7 @@ def device_of(model: nn.Module) -> torch.device:
     raise ValueError("model has no parameters")
 
 
-def clean_weights(optimizer: Optimizer | None) -> AbstractContextManager[object]:
+def clean_weights(optimizer: Optimizer) -> AbstractContextManager[object]:
     """Remove an optimizer's weight noise inside the block, if it has any."""
     return optimizer.denoised() if isinstance(optimizer, Wrapper) else nullcontext()
 

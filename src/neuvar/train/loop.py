@@ -46,17 +46,17 @@ from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Observe = Callable[[tuple[Tensor, ...], Tensor], None]
 CHECK_EVERY = 20
-"""Batches between two checks that the loss is finite: each check waits for the device."""
+"""The loss is checked to be finite every so many batches: each check waits for the device."""
 
 _TRAINED: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 """Hashes of a model's weights before and after its training in this process."""
 
 
 class EpochsOfBatches(Protocol):
-    """Batches that depend on the epoch's number only, such as :class:`neuvar.data.Batches`.
+    """Batches that depend on the number of the epoch only, such as :class:`neuvar.data.Batches`.
 
-    A checkpoint identifies them by ``fingerprint()``, a method that returns a dict of plain values,
-    or else by their first batch.
+    A checkpoint identifies them by their method ``fingerprint()``, which returns a dict of plain
+    values. Without this method it identifies them by their first batch.
     """
 
     def __len__(self) -> int: ...
@@ -114,11 +114,11 @@ def fit(
     training ends, also by an exception, the model has clean weights.
 
     With a checkpoint, an interrupted training resumes and ends with exactly the weights and metrics
-    of an uninterrupted one. This sets torch's random state, which dropout uses. The checkpoint of
-    another training is refused; see :class:`Checkpoint`. With a :class:`neuvar.data.Batches` it
-    saves at any step. With a ``DataLoader`` or another iterable it saves only between two epochs;
-    resuming is exact if order and augmentation use global generators or the loader's own, and also
-    sets the random states of NumPy and Python.
+    of an uninterrupted one. Resuming sets torch's random state, which dropout uses. The checkpoint
+    of another training is refused; see :class:`Checkpoint`. With a :class:`neuvar.data.Batches` it
+    is saved at any step, with a ``DataLoader`` or another iterable only between two epochs. For
+    these, resuming is exact if order and augmentation use global generators or the loader's own; it
+    also sets the random states of NumPy and Python.
 
     Args:
         model: the network, on the device to train on.
@@ -129,8 +129,8 @@ def fit(
         optimizer: trains the model's parameters.
         epochs: total number of epochs.
         loss: a mean over the examples of a batch.
-        schedule: steps after each epoch; must not need a metric.
-        b_schedule: schedule of the optimizer's b; steps after each optimizer step.
+        schedule: learning-rate schedule, stepped after each epoch; must not need a metric.
+        b_schedule: schedule of the optimizer's b, stepped after each optimizer step.
         penalty: is added to the loss; see :class:`neuvar.continual.Penalty`.
         clip: maximum norm of the gradient; 0 for no clipping.
         accumulate: number of batches whose mean gradient makes one step; the last step of an epoch
@@ -138,7 +138,7 @@ def fit(
         precision: "float32", or "bf16" or "fp16" with automatic mixed precision.
         measure: called as ``measure(model)`` after each epoch, at clean weights in evaluation mode.
         measure_perturbed: the same at perturbed weights, if the optimizer adds noise.
-        checkpoint: where to save; resumes if the file exists.
+        checkpoint: file to save to; resumes if it exists.
         observe: called as ``observe(batch, scores)`` for every training batch, with the scores of
             the perturbed network.
         progress: called with the share of all steps that are done.
@@ -158,8 +158,8 @@ def fit(
     loop = Loop(**locals())  # its first fields are the arguments
     if checkpoint is None:
         return loop.run()
-    # A model that was trained in this process and not changed since continues that training, for
-    # example after Ctrl-C in a notebook, or with the next of several tasks.
+    # A model that was trained in this process, and not changed since, continues its training: after
+    # Ctrl-C in a notebook, or with the next task. Its initial weights are then those of the first.
     now = weights_fingerprint(model)
     before, after = _TRAINED.get(bare(model), (now, now))
     start = before if after == now else now
@@ -226,7 +226,8 @@ class Loop:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # Over an epoch: losses, correct predictions, and the weights of both.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        # What has a state dict. The first ones refuse another training before anything is loaded.
+        # The parts with a state dict, in the order of loading: the first ones refuse the state of
+        # another training before anything is loaded.
         self.parts: dict[str, Any] = {
             "b_schedule": self.b_schedule,
             "penalty": self.penalty,
@@ -267,7 +268,7 @@ class Loop:
                 self._remove_noise()
             raise
         self._remove_noise()
-        # No loss was computed after the last step.
+        # The loss of the last step was computed before it.
         if reason is None and not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             reason = f"the weights were not finite after epoch {self.epoch}"
         if reason is None and trains and self.checkpoint is not None:
@@ -305,7 +306,7 @@ class Loop:
             self.schedule.step()
 
     def _stream(self) -> Iterator[tuple[Tensor, ...]]:
-        """The rest of the batches of an epoch."""
+        """The batches of this epoch that are left."""
         if self.numbered:
             yield from self.batches.epoch(self.epoch, start=self.batch)
             return

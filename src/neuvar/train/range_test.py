@@ -45,8 +45,8 @@ class FoundB:
     Attributes:
         b: the suggestion.
         curve: loss against b, after the short training.
-        first: the loss before it.
-        steps: the number of its steps.
+        first: the loss before the short training.
+        steps: the number of steps of the short training.
         because: why this b, in a sentence.
     """
 
@@ -84,14 +84,14 @@ def find_b(
     r"""Suggest b for a training, at about a tenth of its cost.
 
     Trains a copy of the model for a few epochs with ``b="auto"``. Then measures its loss at several
-    scales of noise, and returns the b where the curve becomes too steep for what was learned, by
-    the rule of :class:`neuvar.optim.auto_b.AutoB`:
+    scales of noise. The suggested b is where the loss begins to rise too fast for what was learned,
+    by the rule of :class:`neuvar.optim.auto_b.AutoB`:
 
     .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 
-    The curve, on 100 to 300 examples, costs as much as training on 1,600 to 4,800. So with fewer
-    than 32,000 examples in all epochs together it costs more than a tenth: a sixth with 15,000, a
-    third with 6,000.
+    Measuring takes 100 to 300 examples, and costs as much as training on 1,600 to 4,800. For a
+    training on fewer than 32,000 examples, all epochs together, this is more than a tenth: a sixth
+    for 15,000, a third for 6,000.
 
     Args:
         model: any network; it is not modified.
@@ -155,10 +155,10 @@ def find_b(
 
 
 def _budget(steps: float, size: int, count: int) -> tuple[int, int]:
-    """Training steps and measured examples that together cost this many steps.
+    """Number of training steps, and of measured examples, that together cost this many steps.
 
-    A forward pass costs about a third of a step. Training gets three quarters of the steps, and at
-    least half, because b is too small after a very short training.
+    A forward pass costs about a third of a step. Training gets three quarters of the cost. It gets
+    at least half, because b is too small after a very short training.
 
     >>> _budget(141, 128, 47), _budget(12, 128, 4)
     ((105, 282), (6, 100))
@@ -186,7 +186,7 @@ def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batc
 
 
 def _is_numeric(part: Any) -> bool:
-    """Whether this is a tensor, an array or a nested list of numbers, but not a batch."""
+    """Whether this is a tensor, an array or a nested list of numbers, and not a list of tensors."""
     if not isinstance(part, (tuple, list)):
         return isinstance(part, (Tensor, np.ndarray))
     return all(
@@ -226,7 +226,7 @@ def _repeat(batches: Batches) -> Generator[Any, None, None]:
 
 
 def first_examples(batches: Iterator[Any], left: int) -> list[Any]:
-    """The first batches, the last one cut, so that they have this many examples."""
+    """The first batches, with ``left`` examples in all; the last batch is cut."""
     few: list[Any] = []
     for batch in batches:
         count = _examples_in(batch)
@@ -250,7 +250,7 @@ def _parts(batch: Any) -> list[Any]:
 
 
 def _examples_in(batch: Any) -> int:
-    """Number of examples: the length of most tensors in a batch."""
+    """Number of examples: the most common length of the tensors in a batch."""
     lengths = [len(part) for part in _parts(batch) if isinstance(part, Tensor) and part.ndim]
     return max(set(lengths), key=lengths.count) if lengths else 1
 
@@ -284,7 +284,7 @@ def _first_loss(model: nn.Module, loss: Loss, batches: list[Any]) -> float:
 
 
 def _choose(curve: Curve, first: float) -> tuple[float, str]:
-    """The b where the slope of the curve exceeds the limit, and the reason in words."""
+    """The b where the slope of the curve reaches the limit, and the reason in words."""
     logs = [math.log(b) for b in curve.b]
     losses = [point.perturbed for point in curve.points]
     learned = first - losses[0]
@@ -303,8 +303,8 @@ def _choose(curve: Curve, first: float) -> tuple[float, str]:
             share = -before[1] / (min(excess, 10.0) - before[1]) if math.isfinite(excess) else 0.0
             b = math.exp(before[0] + share * (middle - before[0]))
             return b, (
-                f"the loss had fallen from {first:.3g} to {losses[0]:.3g} at little noise; "
-                f"above b = {b:.2g} each e-fold of b would cost more than {limit:.2g}"
+                f"the loss had fallen from {first:.3g} to {losses[0]:.3g} at little noise; above "
+                f"b = {b:.2g} the loss would rise by more than {limit:.2g} for each e-fold of b"
             )
         before = (middle, excess)
     return curve.b[-1], f"noise up to b = {curve.b[-1]:.2g}, the largest measured, costs little"
