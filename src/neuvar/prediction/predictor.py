@@ -20,7 +20,7 @@ from neuvar.prediction.training_noise import check_draws, noise_terms
 class AveragedPredictor(nn.Module):
     r"""A model whose outputs are averaged over weight noise: log-probabilities, of any input.
 
-    .. math:: \log rac1K \sum_{k=1}^K \mathrm{softmax} f(x; 	heta + \epsilon_k)
+    .. math:: \log \frac1K \sum_{k=1}^K \mathrm{softmax} f(x; \theta + \epsilon_k)
 
     They can be used as logits: ``cross_entropy``, ``argmax`` and ``softmax`` give what the mean
     probabilities give. The draws are those of :func:`predict` with the same seed, the same for
