@@ -2,6 +2,7 @@
 
 from neuvar.measures.calibration import Calibration, CalibrationBin, calibration_error
 from neuvar.measures.estimate import Estimate, Proportion
+from neuvar.measures.image_corruptions import CORRUPTIONS, corrupt_images
 from neuvar.measures.memorization import (
     GeneralizationGap,
     Memorization,
@@ -10,6 +11,15 @@ from neuvar.measures.memorization import (
     label_memorization,
     plateau_noise_rate,
 )
+from neuvar.measures.proper_scores import brier_score, log_loss
+from neuvar.measures.robustness import (
+    AdversarialAccuracy,
+    CorruptionAccuracy,
+    adversarial_accuracy,
+    corruption_accuracy,
+)
+from neuvar.measures.roc import AreaUnderROC, ood_auroc
+from neuvar.measures.selective import SelectiveAccuracy, selective_accuracy
 from neuvar.measures.sharpness import (
     CurvatureCheck,
     Sharpness,
@@ -29,9 +39,13 @@ from neuvar.measures.variability import (
 )
 
 __all__ = [
+    "CORRUPTIONS",
+    "AdversarialAccuracy",
+    "AreaUnderROC",
     "Average",
     "Calibration",
     "CalibrationBin",
+    "CorruptionAccuracy",
     "CurvatureCheck",
     "Curve",
     "Estimate",
@@ -41,9 +55,14 @@ __all__ = [
     "Memorization",
     "Plateau",
     "Proportion",
+    "SelectiveAccuracy",
     "Sharpness",
     "Variability",
+    "adversarial_accuracy",
+    "brier_score",
     "calibration_error",
+    "corrupt_images",
+    "corruption_accuracy",
     "curvature_check",
     "delta_ab",
     "expected_sharpness",
@@ -53,7 +72,10 @@ __all__ = [
     "keskar_sharpness",
     "label_memorization",
     "largest_b",
+    "log_loss",
     "neural_variability",
+    "ood_auroc",
     "plateau_noise_rate",
+    "selective_accuracy",
     "variability_curve",
 ]

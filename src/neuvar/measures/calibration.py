@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from neuvar import _validate
-from neuvar.measures.conversion import as_tensor, class_labels
+from neuvar.measures.conversion import probabilities_and_labels
+from neuvar.measures.estimate import central_interval
 from neuvar.measures.plots import plot_calibration
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Calibration:
     @property
     def floor_interval(self) -> tuple[float, float]:
         """Interval of the value of a perfectly calibrated model."""
-        return _central(self.calibrated, self.confidence)
+        return central_interval(self.calibrated, self.confidence)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -95,7 +94,7 @@ class Calibration:
         lower end is 0 if ``value`` is within :attr:`floor_interval`. In simulations with 300 to
         3,000 examples the 95 % interval had 90 to 97 % coverage.
         """
-        low, high = _central(self.resampled, self.confidence)
+        low, high = central_interval(self.resampled, self.confidence)
         plausible = self.value <= self.floor_interval[1]
         lower = 0.0 if plausible else max(0.0, 2 * self.value - high)
         return lower, min(1.0, self.value + float(np.mean(self.resampled)) - low)
@@ -148,14 +147,8 @@ def calibration_error(
     >>> round(result.value, 3), round(result.stderr, 2), round(result.floor, 2), len(result.bins)
     (0.2, 0.05, 0.02, 1)
     """
-    probabilities = _probabilities(outputs, _validate.boolean("logits", logits))
-    truth = class_labels("labels", labels)
-    n, classes = probabilities.shape
-    if len(truth) != n or truth.max() >= classes:
-        raise ValueError(
-            f"labels must be {n} class labels below {classes}, as outputs has shape "
-            f"{(n, classes)}, got {len(truth)} up to {truth.max().item()}"
-        )
+    probabilities, truth = probabilities_and_labels(outputs, labels, logits=logits)
+    n = len(truth)
     bins = _validate.integer("bins", bins, low=1)
     resamples = _validate.integer("resamples", resamples, low=100)
     _validate.probability("confidence", confidence)
@@ -179,7 +172,7 @@ def calibration_error(
     hits = np.empty((resamples, len(starts)))
     for row in hits:
         row[:] = np.add.reduceat((generator.random(n) < sure).astype(int), starts)
-    expected = [_central(column, confidence) for column in (hits / counts).T]
+    expected = [central_interval(column, confidence) for column in (hits / counts).T]
     means = (sums / counts).tolist(), (right / counts).tolist(), counts.tolist()
     return Calibration(
         value=error(sure - correct),
@@ -193,34 +186,6 @@ def calibration_error(
     )
 
 
-def _probabilities(outputs: Any, logits: bool) -> Tensor:
-    """Probabilities in double precision."""
-    values = as_tensor("outputs", outputs)
-    if not values.is_floating_point() or values.dim() != 2 or min(values.shape) < 2:
-        raise ValueError(
-            "outputs must be floating-point numbers of shape (n, classes), with at least two "
-            f"examples and two classes, got {values.dtype} of {tuple(values.shape)}"
-        )
-    if logits:
-        probabilities = values.double().softmax(dim=1)
-        bad = int(probabilities.isnan().any(dim=1).sum())
-        if bad:  # -inf is a valid logit, with probability 0
-            raise ValueError(
-                "outputs must be logits without nan or +inf, and not all -inf in a row, "
-                f"got {bad} of {len(values)} rows that are not"
-            )
-        return probabilities
-    off = (values.double().sum(dim=1) - 1).abs().max().item()
-    # Probabilities of low precision do not sum to 1 more exactly.
-    if not (values.min() >= 0 and off <= max(1e-4, math.sqrt(torch.finfo(values.dtype).eps))):
-        raise ValueError(
-            "outputs must be probabilities >= 0 whose rows sum to 1, got a smallest value of "
-            f"{values.min().item():.4g} and a sum that is off by {off:.4g}; for logits use "
-            "logits=True"
-        )
-    return values.double()
-
-
 def _bin_numbers(confidence: Array, bins: int, scheme: str) -> Array:
     """Bin of each example."""
     if scheme == "equal-width":  # an edge belongs to the bin below it
@@ -230,9 +195,3 @@ def _bin_numbers(confidence: Array, bins: int, scheme: str) -> Array:
     middle = np.cumsum(counts) - counts / 2
     numbers: Array = np.floor(middle * bins / len(confidence)).astype(int)
     return numbers[which]
-
-
-def _central(values: Array | tuple[float, ...], confidence: float) -> tuple[float, float]:
-    """Quantiles between which a share ``confidence`` of the values lies."""
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)

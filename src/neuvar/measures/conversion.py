@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from neuvar._validate import boolean
 
 
 def as_tensor(name: str, values: Any) -> Tensor:
@@ -34,6 +37,47 @@ def class_labels(name: str, values: Any) -> Tensor:
     if labels.min() < 0:
         raise ValueError(f"{name} must be class labels >= 0, got {labels.min().item()}")
     return labels
+
+
+def probabilities_and_labels(outputs: Any, labels: Any, *, logits: bool) -> tuple[Tensor, Tensor]:
+    """Probabilities of shape (n, classes) in double precision, and n labels."""
+    probabilities = _probabilities(outputs, boolean("logits", logits))
+    truth = class_labels("labels", labels)
+    n, classes = probabilities.shape
+    if len(truth) != n or truth.max() >= classes:
+        raise ValueError(
+            f"labels must be {n} class labels below {classes}, as outputs has shape "
+            f"{(n, classes)}, got {len(truth)} up to {truth.max().item()}"
+        )
+    return probabilities, truth
+
+
+def _probabilities(outputs: Any, logits: bool) -> Tensor:
+    """Probabilities in double precision."""
+    values = as_tensor("outputs", outputs)
+    if not values.is_floating_point() or values.dim() != 2 or min(values.shape) < 2:
+        raise ValueError(
+            "outputs must be floating-point numbers of shape (n, classes), with at least two "
+            f"examples and two classes, got {values.dtype} of {tuple(values.shape)}"
+        )
+    if logits:
+        probabilities = values.double().softmax(dim=1)
+        bad = int(probabilities.isnan().any(dim=1).sum())
+        if bad:  # -inf is a valid logit, with probability 0
+            raise ValueError(
+                "outputs must be logits without nan or +inf, and not all -inf in a row, "
+                f"got {bad} of {len(values)} rows that are not"
+            )
+        return probabilities
+    off = (values.double().sum(dim=1) - 1).abs().max().item()
+    # Probabilities of low precision do not sum to 1 more exactly.
+    if not (values.min() >= 0 and off <= max(1e-4, math.sqrt(torch.finfo(values.dtype).eps))):
+        raise ValueError(
+            "outputs must be probabilities >= 0 whose rows sum to 1, got a smallest value of "
+            f"{values.min().item():.4g} and a sum that is off by {off:.4g}; for logits use "
+            "logits=True"
+        )
+    return values.double()
 
 
 def check_fractions(name: str, values: np.ndarray[Any, np.dtype[Any]]) -> None:

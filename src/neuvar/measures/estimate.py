@@ -163,6 +163,14 @@ class Proportion:
         return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)
 
 
+def central_interval(
+    values: Sequence[float] | np.ndarray[Any, np.dtype[Any]], confidence: float
+) -> tuple[float, float]:
+    """Quantiles between which a share ``confidence`` of the values lies."""
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
 def normal_quantile(confidence: float) -> float:
     """Half-width of a two-sided normal interval with this confidence, in standard errors."""
     return -NormalDist().inv_cdf((1 - probability("confidence", confidence)) / 2)

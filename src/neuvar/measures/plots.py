@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neuvar._validate import one_of
+from neuvar.measures.estimate import normal_quantile, wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from neuvar.measures.calibration import Calibration
+    from neuvar.measures.selective import SelectiveAccuracy
     from neuvar.measures.variability import Curve
 
 
@@ -83,4 +85,20 @@ def plot_calibration(calibration: Calibration, ax: Axes | None) -> Axes:
     ax.legend(loc="upper left" if overconfident else "lower right", frameon=False, fontsize="small")
     ax.set(xlim=limits, ylim=limits, aspect="equal", xlabel="confidence", ylabel="accuracy")
     ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_selective(result: SelectiveAccuracy, ax: Axes | None, label: str | None) -> Axes:
+    """Accuracy against coverage, with Wilson's interval as a band."""
+    ax = _new_axes(5.5, 3.6) if ax is None else ax
+    # The first few examples say nothing, and their band would hide the rest.
+    from_here = result.coverage >= min(0.02, result.coverage[-1])
+    x, y = result.coverage[from_here], result.accuracy[from_here]
+    z = normal_quantile(result.confidence)
+    low, high = wilson(y, result.kept[from_here].astype(float), z)
+    (line,) = ax.plot(x, y, label=label)
+    ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    ax.set(xlabel="coverage: share of examples kept, the surest first", ylabel="accuracy")
+    if label:
+        ax.legend(frameon=False)
     return ax

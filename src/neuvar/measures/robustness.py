@@ -1,0 +1,309 @@
+"""Accuracy on corrupted inputs, and on inputs that were changed to mislead the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuvar import _validate
+from neuvar._batches import LABEL_TYPES, Batches, describe
+from neuvar._eval_mode import clean_eval_mode
+from neuvar.measures.estimate import Estimate, Proportion
+from neuvar.measures.image_corruptions import CORRUPTIONS, SEVERITIES, as_images, corrupt_images
+from neuvar.measures.loss_and_accuracy import check_classes
+
+Transform = Callable[[Tensor], Tensor]
+"""Turns images into the inputs of a model."""
+
+
+@dataclass(frozen=True)
+class CorruptionAccuracy:
+    """Accuracy on corrupted images.
+
+    Attributes:
+        clean: Accuracy on the images as they are.
+        accuracies: Accuracy by kind of corruption, at each of ``severities``.
+        severities: The severities.
+        mean: Mean accuracy over all kinds and severities; its error is over images.
+    """
+
+    clean: Proportion
+    accuracies: dict[str, tuple[Proportion, ...]] = field(repr=False)
+    severities: tuple[int, ...]
+    mean: Estimate
+
+    def __str__(self) -> str:
+        return f"clean {self.clean.value:.4g}, mean over corruptions {self.mean}"
+
+
+def corruption_accuracy(
+    model: nn.Module,
+    data: Any,
+    *,
+    kinds: Iterable[str] | None = None,
+    severities: Iterable[int] = SEVERITIES,
+    transform: Transform | None = None,
+    seed: int = 0,
+    batch_size: int = 1024,
+    confidence: float = 0.95,
+) -> CorruptionAccuracy:
+    """Accuracy on images with noise, blur, other colours, shifts and the like.
+
+    The corruptions are like those of MNIST-C and CIFAR-10-C, but not the same: see
+    :mod:`neuvar.measures.image_corruptions`. All kinds are applied to the same images.
+
+    References:
+        Hendrycks & Dietterich 2019, Benchmarking neural network robustness to common corruptions;
+        Mu & Gilmer 2019, MNIST-C.
+
+    Args:
+        model: A classifier; with :class:`neuvar.AveragedPredictor` predictions are averaged.
+        data: A pair of tensors (images, labels), or an iterable of such pairs. Images are bytes or
+            numbers from 0 to 1.
+        kinds: Names in ``CORRUPTIONS``; all by default.
+        severities: 1 to 5.
+        transform: Turns corrupted images into inputs of the model, for example normalizes or
+            flattens them.
+        seed: Of random corruptions.
+        batch_size: Of a pair of tensors.
+        confidence: Confidence level of the intervals.
+
+    >>> images, labels = torch.rand(8, 1, 6, 6), torch.arange(8) % 2
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    >>> result = corruption_accuracy(model, (images, labels), kinds=["contrast", "rotate"])
+    >>> list(result.accuracies), result.clean.of
+    (['contrast', 'rotate'], 8)
+    """
+    _validate.probability("confidence", confidence)
+    names = list(CORRUPTIONS if kinds is None else kinds)
+    for name in names:
+        _validate.one_of("kinds", name, CORRUPTIONS)
+    levels = tuple(_validate.integer("severities", s, low=1, high=5) for s in severities)
+    if not names or not levels:
+        raise ValueError("kinds and severities must not be empty")
+    seed = _validate.seed(seed)
+    cases = list(itertools.product(names, levels))
+    hits: list[Tensor] = []
+    with _evaluated(model, data, batch_size) as batches:
+        for index, (images, labels) in enumerate(batches):
+            x = as_images(images)
+            key = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+            versions = (corrupt_images(x, *case, seed=key) for case in cases)
+            right = [_right(model, v, labels, transform) for v in itertools.chain([x], versions)]
+            hits.append(torch.stack(right).cpu())
+    if not hits:
+        raise ValueError("data is empty; a measurement needs at least one example")
+    clean, *others = torch.cat(hits, 1)
+    of = [Proportion(int(own.sum()), len(own), confidence) for own in others]
+    step = len(levels)
+    return CorruptionAccuracy(
+        clean=Proportion(int(clean.sum()), len(clean), confidence),
+        accuracies={name: tuple(of[k * step : (k + 1) * step]) for k, name in enumerate(names)},
+        severities=levels,
+        mean=Estimate.of(torch.stack(others).double().mean(0).numpy(), confidence),
+    )
+
+
+@dataclass(frozen=True)
+class AdversarialAccuracy:
+    """Accuracy on inputs that were changed to mislead the model.
+
+    Attributes:
+        clean: Accuracy on the inputs as they are.
+        attacked: Accuracy after the attack. A stronger attack may find more, so the accuracy under
+            the worst change is at most this.
+        epsilon: Largest change of an input.
+        norm: How changes are measured.
+        steps: Steps of the attack.
+    """
+
+    clean: Proportion
+    attacked: Proportion
+    epsilon: float
+    norm: str
+    steps: int
+
+    def __str__(self) -> str:
+        low, high = self.attacked.interval
+        return (
+            f"clean {self.clean.value:.4g}, attacked with ε = {self.epsilon:g} "
+            f"({self.norm} norm, {self.steps} steps) {self.attacked.value:.4g} "
+            f"[{low:.4g}, {high:.4g}]"
+        )
+
+
+def adversarial_accuracy(
+    model: nn.Module,
+    data: Any,
+    *,
+    epsilon: float,
+    norm: str = "inf",
+    steps: int = 20,
+    step_size: float | None = None,
+    restarts: int = 1,
+    clip: tuple[float, float] | None = (0.0, 1.0),
+    transform: Transform | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    confidence: float = 0.95,
+) -> AdversarialAccuracy:
+    r"""Accuracy under projected gradient descent (PGD) on the inputs.
+
+    .. math:: x \leftarrow \Pi_{\|x - x_0\| \le \epsilon}\big(x + \alpha\,\mathrm{sign}\,\nabla_x
+              (\max_{c \ne y} f_c - f_y)\big)
+
+    The attack climbs the margin of the scores. Unlike the cross entropy it does not saturate, so
+    large scores cannot hide the gradient. An input counts as right if it was right before, and
+    after every restart.
+
+    References:
+        Madry et al. 2018, Towards deep learning models resistant to adversarial attacks;
+        Croce & Hein 2020, Reliable evaluation of adversarial robustness.
+
+    Args:
+        model: A classifier; with :class:`neuvar.AveragedPredictor` the attack sees the average.
+        data: A pair of tensors (inputs, labels), or an iterable of such pairs.
+        epsilon: Largest change of an input, in its units.
+        norm: ``"inf"`` for the largest change of a number, ``"2"`` for the Euclidean length.
+        steps: Steps of the attack.
+        step_size: Length α of a step; 2.5 ε / steps by default.
+        restarts: How often to start, each from a random point in the ball.
+        clip: Least and largest value of a valid input; None for any.
+        transform: Turns inputs of the data into inputs of the model, differentiably.
+        seed: Of the starting points.
+        batch_size: Of a pair of tensors.
+        confidence: Confidence level of the intervals.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+    >>> data = torch.tensor([[0.1, 0.0], [0.3, 0.0]]), torch.tensor([1, 1])
+    >>> adversarial_accuracy(model, data, epsilon=0.2, clip=None).attacked.value
+    0.5
+    """
+    _validate.probability("confidence", confidence)
+    epsilon = _validate.number("epsilon", epsilon, low=0)
+    _validate.one_of("norm", norm, ("inf", "2"))
+    steps, restarts = (
+        _validate.integer(name, value, low=1)
+        for name, value in (("steps", steps), ("restarts", restarts))
+    )
+    size = 2.5 * epsilon / steps if step_size is None else step_size
+    _validate.number("step_size", size, low=0)
+    if clip is not None and not clip[0] < clip[1]:
+        raise ValueError(f"clip must be an increasing pair of numbers or None, got {clip!r}")
+    ball = Ball(epsilon, norm, clip)
+    generator = torch.Generator().manual_seed(_validate.seed(seed))
+    counts = np.zeros(3, int)
+    with _evaluated(model, data, batch_size) as batches:
+        for inputs, labels in batches:
+            clean = right = _right(model, inputs, labels, transform)
+            for _ in range(restarts):
+                start = ball.project(inputs + ball.random(inputs, generator), inputs)
+                moved = _attack(model, start, inputs, labels, ball, size, steps, transform)
+                right = right & _right(model, moved, labels, transform)
+            counts += [int(clean.sum()), int(right.sum()), len(labels)]
+    if not counts[2]:
+        raise ValueError("data is empty; a measurement needs at least one example")
+    before, after = (Proportion(int(k), int(counts[2]), confidence) for k in counts[:2])
+    return AdversarialAccuracy(before, after, epsilon, norm, steps)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """All valid inputs within epsilon of one."""
+
+    epsilon: float
+    norm: str
+    clip: tuple[float, float] | None
+
+    def project(self, x: Tensor, centre: Tensor) -> Tensor:
+        """The nearest points of the ball, then of the valid inputs."""
+        change = x - centre
+        if self.norm == "inf":
+            change = change.clamp(-self.epsilon, self.epsilon)
+        else:
+            change = change * (self.epsilon / _lengths(change)).clamp(max=1)
+        return centre + change if self.clip is None else (centre + change).clamp(*self.clip)
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """The steepest direction of length 1 in this norm."""
+        return gradient.sign() if self.norm == "inf" else gradient / _lengths(gradient)
+
+    def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Random changes inside the ball."""
+        if self.norm == "inf":
+            return self.epsilon * (2 * torch.rand(x.shape, generator=generator) - 1).to(x)
+        change = torch.randn(x.shape, generator=generator).to(x)
+        share = torch.rand(len(x), *[1] * (x.ndim - 1), generator=generator).to(x)
+        return self.epsilon * share * change / _lengths(change)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    """Euclidean length of each row; above 0, for divisions."""
+    length: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    length = length.clamp(min=torch.finfo(x.dtype).tiny)
+    return length.view(-1, *[1] * (x.ndim - 1))
+
+
+def _attack(
+    model: nn.Module,
+    start: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    ball: Ball,
+    size: float,
+    steps: int,
+    transform: Transform | None,
+) -> Tensor:
+    """Climb the margin from a starting point."""
+    x, own = start, labels[:, None]
+    for _ in range(steps):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            scores = model(x if transform is None else transform(x))
+            others = scores.scatter(1, own, -torch.inf).amax(1)
+            margin = (others - scores.gather(1, own).squeeze(1)).sum()
+        (gradient,) = torch.autograd.grad(margin, x)
+        x = ball.project(x.detach() + size * ball.step(gradient), inputs)
+    return x
+
+
+@contextmanager
+def _evaluated(model: nn.Module, data: Any, batch_size: int) -> Iterator[Iterator[Any]]:
+    """Pairs of inputs and labels, with the model in evaluation mode and without noise."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch module, got {type(model).__name__}")
+    batches = Batches(data, batch_size=batch_size, model=model)
+    with clean_eval_mode(model), batches.one_pass() as stream:
+        yield map(_pair, stream)
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Refuse batches that are not inputs and labels."""
+    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if not is_pair or not all(isinstance(part, Tensor) for part in batch):
+        raise ValueError(f"data must have batches (inputs, labels), got {describe(batch)}")
+    inputs, labels = batch
+    if labels.ndim != 1 or labels.dtype not in LABEL_TYPES or len(labels) != len(inputs):
+        raise ValueError(
+            f"labels must be one integer per input, got {labels.dtype} of {tuple(labels.shape)}"
+        )
+    return inputs, labels.long()
+
+
+@torch.no_grad()
+def _right(model: nn.Module, x: Tensor, labels: Tensor, transform: Transform | None) -> Tensor:
+    """Whether each prediction is right."""
+    scores = model(x if transform is None else transform(x))
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(labels):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"model must return scores of shape ({len(labels)}, classes), got {got}")
+    check_classes(labels, scores.shape[1])
+    return scores.argmax(1) == labels
