@@ -976,11 +976,11 @@ def test_an_interruption_while_noise_is_made_leaves_parameters_in_place(monkeypa
     model, optimizer = known()
     real, calls = forward.add_noise, []
 
-    def interrupted(clean, term, *, out):
+    def interrupted(clean, term, *, out, size):
         calls.append(out)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(clean, term, out=out)
+        return real(clean, term, out=out, size=size)
 
     monkeypatch.setattr(forward, "add_noise", interrupted)
     theta = weights(model)
