@@ -79,7 +79,7 @@ ARMS = {
     "SGD": Arm(NOTHING),
     "weight decay": Arm(
         {
-            "mnist": grid(weight_decay=(3e-4, 1e-3, 3e-3, 1e-2)),
+            "mnist": grid(weight_decay=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2)),
             "cifar10": grid(weight_decay=(5e-4, 2e-3, 5e-3)),
         }
     ),
