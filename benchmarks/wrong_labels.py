@@ -110,7 +110,7 @@ def optimizer_for(
         return IVON(model.parameters(), ess=row.images, beta1=MOMENTUM, **how)
     options = {"lr": LR, "momentum": MOMENTUM, "weight_decay": decay}
     if arm.optimizer == "nvrm":
-        return NVRMSGD(model, b=setting["b"], seed=seed, **options)
+        return NVRMSGD(model, b=setting.get("b", "auto"), seed=seed, **options)
     inner = torch.optim.SGD(model.parameters(), fused=True, **options)
     return SAM(inner, rho=setting["rho"]) if arm.optimizer == "sam" else inner
 
@@ -204,6 +204,7 @@ class Trial:
             "curves": {k: [round(v, 4) for v in values] for k, values in self.curves.items()},
             "last": last,
             "best": at_best,
+            "last_b": float(self.optimizer.param_groups[0].get("b", 0.0)),
             "finding": {name: ranking(s, self.wrong) for name, s in suspicions.items()},
         }
 
@@ -249,17 +250,19 @@ class Trial:
 
     def _accuracy(self, name: str, count: int | None = None) -> float:
         predicted = self._scores(name, count).argmax(1)
-        return float((predicted == self.data[name].given[:count]).double().mean())
+        return share(predicted == self.data[name].given[:count])
 
     def _measure(self, epoch: int) -> tuple[dict[str, float], Tensor]:
         """Numbers of the network as it is, and the loss of each training example."""
         train, wrong = self.data["train"], self.wrong
         scores = self._scores("train")
         predicted = scores.argmax(1)
+        held_out, held_out_labels = self._scores("held_out"), self.data["held_out"].given
         return {
             "epoch": epoch,
             "test": self._accuracy("test"),
-            "held_out": self._accuracy("held_out"),
+            "held_out": share(held_out.argmax(1) == held_out_labels),
+            "held_out_loss": float(cross_entropy(held_out, held_out_labels)),
             "fitted": share(predicted == train.given),
             "memorized": share((predicted == train.given)[wrong]),
             "corrected": share((predicted == train.true)[wrong]),

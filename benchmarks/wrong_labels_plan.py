@@ -88,6 +88,7 @@ ARMS = {
         {"mnist": grid(b=(0.03, 0.05, 0.07, 0.1)), "cifar10": grid(b=(0.01, 0.02, 0.03, 0.05))},
         optimizer="nvrm",
     ),
+    "NVRM-SGD, b = auto": Arm(NOTHING, optimizer="nvrm"),
     "dropout 0.5 + NVRM-SGD": Arm(
         {"mnist": grid(b=(0.01, 0.02, 0.03, 0.05)), "cifar10": grid(b=(0.003, 0.01, 0.02, 0.03))},
         optimizer="nvrm",

@@ -111,7 +111,7 @@ def test_the_waves_cover_the_plan():
 def test_what_is_left_is_counted():
     lines = [*choices(), line("SGD", 10), line("SGD", 11)]
     assert plan.left(lines).splitlines()[0] == (
-        "mnist-pair-40: 4 of 21 choice runs, 2 of 80 reported runs"
+        "mnist-pair-40: 4 of 21 choice runs, 2 of 90 reported runs"
     )
 
 
