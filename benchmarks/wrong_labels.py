@@ -227,6 +227,8 @@ class Trial:
                 with autocast(CPU, self.row.precision):
                     scores = self.model(images)
                 loss = cross_entropy(scores.float(), labels)
+                if isinstance(self.optimizer, NVRMSGD):
+                    self.optimizer.report_loss(loss)  # for b="auto"
                 loss.backward()
                 total += loss.item()
                 return scores.detach().float()
