@@ -81,20 +81,20 @@ def examples(row: Row, seed: int) -> dict[str, Examples]:
     return parts | {"test": Examples(test.images, test.labels, test.labels)}
 
 
-def network(row: Row, arm: Arm, images: Tensor, seed: int) -> nn.Module:
+def network(row: Row, rate: float, images: Tensor, seed: int) -> nn.Module:
     """The row's network; dropout is behind each hidden layer, or before a ResNet's last layer."""
     shape = tuple(images.shape[1:])
     shape = shape if len(shape) == 3 else (1, *shape)
     model = build(row.model, classes=10, seed=seed, width=row.width or None, shape=shape)
-    if arm.dropout:
+    if rate:
         if row.model == "mlp":
             relus = (
-                [layer, nn.Dropout(arm.dropout)] if isinstance(layer, nn.ReLU) else [layer]
+                [layer, nn.Dropout(rate)] if isinstance(layer, nn.ReLU) else [layer]
                 for layer in model.layers
             )
             model.layers = nn.Sequential(*(layer for pair in relus for layer in pair))
         else:
-            model.classifier = nn.Sequential(nn.Dropout(arm.dropout), model.classifier)
+            model.classifier = nn.Sequential(nn.Dropout(rate), model.classifier)
     return model.to(memory_format=torch.channels_last) if images.ndim == 4 else model
 
 
@@ -173,7 +173,7 @@ class Trial:
         self.data = examples(row, seed)
         train = self.data["train"]
         self.normalize = normalization(train.images)
-        self.model = network(row, arm, train.images, seed)
+        self.model = network(row, setting.get("dropout", 0.0), train.images, seed)
         self.optimizer = optimizer_for(arm, self.model, setting, row, seed)
         self.history = History(train.given)
         self.curves: dict[str, list[float]] = {"running": [], "held_out": [], "test_part": []}

@@ -59,7 +59,6 @@ class Arm:
 
     grid: dict[str, tuple[Setting, ...]]
     optimizer: str = "sgd"
-    dropout: float = 0.0
     half_epochs: bool = False
     cost: int = 1
     chosen_with: str = ""
@@ -73,6 +72,7 @@ def grid(**values: Sequence[float]) -> tuple[Setting, ...]:
 
 
 NOTHING: dict[str, tuple[Setting, ...]] = {"mnist": ({},), "cifar10": ({},)}
+DROPOUT = grid(dropout=(0.2, 0.5))
 RHO = {"mnist": grid(rho=(0.05, 0.1, 0.2, 0.5)), "cifar10": grid(rho=(0.05, 0.1, 0.2, 0.5))}
 IVON = (*grid(lr=(0.2,), hess_init=(0.5, 0.1, 0.05)), {"lr": 1.0, "hess_init": 0.5})
 ARMS = {
@@ -83,16 +83,21 @@ ARMS = {
             "cifar10": grid(weight_decay=(5e-4, 2e-3, 5e-3)),
         }
     ),
-    "dropout 0.5": Arm(NOTHING, dropout=0.5),
+    "dropout": Arm({"mnist": DROPOUT, "cifar10": DROPOUT}),
     "NVRM-SGD": Arm(
         {"mnist": grid(b=(0.03, 0.05, 0.07, 0.1)), "cifar10": grid(b=(0.01, 0.02, 0.03, 0.05))},
         optimizer="nvrm",
     ),
     "NVRM-SGD, b = auto": Arm(NOTHING, optimizer="nvrm"),
-    "dropout 0.5 + NVRM-SGD": Arm(
-        {"mnist": grid(b=(0.01, 0.02, 0.03, 0.05)), "cifar10": grid(b=(0.003, 0.01, 0.02, 0.03))},
+    "dropout + NVRM-SGD": Arm(
+        {
+            "mnist": (
+                *grid(dropout=(0.5,), b=(0.01, 0.02, 0.03, 0.05)),
+                {"dropout": 0.2, "b": 0.03},
+            ),
+            "cifar10": (*grid(dropout=(0.5,), b=(0.003, 0.01, 0.02)), {"dropout": 0.2, "b": 0.02}),
+        },
         optimizer="nvrm",
-        dropout=0.5,
     ),
     "SAM, half the epochs": Arm(RHO, optimizer="sam", half_epochs=True),
     "SAM": Arm(RHO, optimizer="sam", cost=2, chosen_with="SAM, half the epochs"),

@@ -21,7 +21,7 @@ from wrong_labels_plan import (
     is_finished,
 )
 
-SIMPLE = ("SGD", "weight decay", "dropout 0.5")
+SIMPLE = ("SGD", "weight decay", "dropout")
 """The baselines that anybody would try first."""
 STAGES = {"last": "last epoch", "best": "best held-out epoch"}
 
@@ -107,7 +107,7 @@ def unbroken(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-NAMES = {"b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
+NAMES = {"dropout": "p", "b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
 
 
 def titled(arm: str, setting: Setting) -> str:

@@ -15,7 +15,7 @@ import wrong_labels_plan as plan
 import wrong_labels_tables as tables
 from neuvar.engine import Results
 
-ROW = "mnist-pair-40"
+ROW, AUTO = "mnist-pair-40", "NVRM-SGD, b = auto"
 TINY = replace(
     plan.ROWS[ROW],
     data="mnist-excerpt",
@@ -95,9 +95,9 @@ def test_choice_runs_and_reported_runs_have_other_seeds():
     assert min(plan.CHOICE_SEEDS) > plan.FIRST_SEED + max(r.seeds for r in plan.ROWS.values())
     runs = plan.choice_runs(ROW, list(plan.ARMS))
     assert all(run["seed"] in plan.CHOICE_SEEDS for run in runs)
-    reported = plan.reported_runs(ROW, 2, ["SGD", "dropout 0.5"], [])
+    reported = plan.reported_runs(ROW, 2, ["SGD", AUTO], [])
     assert [(run["seed"], run["arm"]) for run in reported] == [
-        (10, "SGD"), (10, "dropout 0.5"), (11, "SGD"), (11, "dropout 0.5"),
+        (10, "SGD"), (10, AUTO), (11, "SGD"), (11, AUTO),
     ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_the_waves_cover_the_plan():
 def test_what_is_left_is_counted():
     lines = [*choices(), line("SGD", 10), line("SGD", 11)]
     assert plan.left(lines).splitlines()[0] == (
-        "mnist-pair-40: 4 of 21 choice runs, 2 of 90 reported runs"
+        "mnist-pair-40: 4 of 24 choice runs, 2 of 90 reported runs"
     )
 
 
@@ -122,12 +122,12 @@ def test_what_is_left_is_counted():
 def results(tmp_path):
     b = plan.ARMS["NVRM-SGD"].grid["mnist"][2]
     lines = choices(**{"2": 0.6})
-    lines += choices("weight decay")
+    lines += choices("weight decay") + choices("dropout")
     for seed, shift in ((10, 0.0), (11, 0.02), (12, 0.04)):
         lines += [
             line("SGD", seed, test=0.5 + shift),
             line("weight decay", seed, plan.ARMS["weight decay"].grid["mnist"][0], test=0.55),
-            line("dropout 0.5", seed, test=0.7 + shift, auroc=0.95),
+            line("dropout", seed, {"dropout": 0.2}, test=0.7 + shift, auroc=0.95),
             line("NVRM-SGD", seed, b, test=0.9 + 2 * shift, auroc=0.95 + shift),
             line("NVRM-SGD", seed, {"b": 0.05}, test=0.0),
         ]
@@ -148,7 +148,7 @@ def cells_of(rows, start):
 
 def test_accuracies_and_paired_differences(results):
     rows = tables.accuracy_tables(results)
-    assert "Baseline: dropout 0.5, best held-out epoch" in "\n".join(rows)
+    assert "Baseline: dropout, best held-out epoch" in "\n".join(rows)
     sgd = cells_of(rows, "SGD")
     assert sgd[:4] == ["SGD", "1 ×", "3 of 10", "52.0 ± 2.0 %"]
     # Dropout at its best epoch has 0.8 + shift, NVRM-SGD at its last one 0.9 + 2 shift: the
@@ -157,12 +157,12 @@ def test_accuracies_and_paired_differences(results):
     assert nvrm[0] == "NVRM-SGD, b = 0.07"
     assert nvrm[3] == "94.0 ± 4.0 %"
     assert nvrm[-2:] == ["+12.0 [+7.0, +17.0]", "+22.0 [+17.0, +27.0]"]
-    assert cells_of(rows, "dropout 0.5")[-1] == "baseline"
+    assert cells_of(rows, "dropout, p = 0.2")[-1] == "baseline"
 
 
 def test_differences_use_only_seeds_that_both_have(results):
     lines = tables.read(results)
-    kept = [x for x in lines if x["run"]["arm"] != "dropout 0.5" or x["run"]["seed"] != 12]
+    kept = [x for x in lines if (x["run"]["arm"], x["run"]["seed"]) != ("dropout", 12)]
     write(results, kept)
     nvrm = cells_of(tables.accuracy_tables(results), "NVRM-SGD")
     assert nvrm[3] == "94.0 ± 4.0 %"
@@ -170,7 +170,7 @@ def test_differences_use_only_seeds_that_both_have(results):
 
 
 def test_without_all_baselines_there_is_no_difference(results):
-    kept = [x for x in tables.read(results) if x["run"]["arm"] != "dropout 0.5"]
+    kept = [x for x in tables.read(results) if x["run"]["arm"] != "dropout"]
     write(results, kept)
     rows = tables.accuracy_tables(results)
     assert cells_of(rows, "NVRM-SGD")[-2:] == ["–", "–"]
@@ -246,13 +246,13 @@ def test_every_arm_trains_and_is_measured(tiny, arm):
 
 
 def test_a_run_can_be_repeated(tiny):
-    first, second = (wrong_labels.run_one(run_of("dropout 0.5 + NVRM-SGD")) for _ in range(2))
+    first, second = (wrong_labels.run_one(run_of("dropout + NVRM-SGD")) for _ in range(2))
     for part in ("curves", "last", "best", "finding"):
         assert first[part] == second[part]
 
 
 def test_recorded_runs_are_skipped(tiny, monkeypatch, capsys):
-    runs = [run_of("SGD"), run_of("dropout 0.5")]
+    runs = [run_of("SGD"), run_of("dropout")]
     wrong_labels.run_missing(iter(runs[:1]), tiny)
     wrong_labels.run_missing(iter(runs), tiny)
     assert capsys.readouterr().out.count("started") == 2
