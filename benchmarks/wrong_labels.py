@@ -81,20 +81,20 @@ def examples(row: Row, seed: int) -> dict[str, Examples]:
     return parts | {"test": Examples(test.images, test.labels, test.labels)}
 
 
-def network(row: Row, arm: Arm, images: Tensor, seed: int) -> nn.Module:
+def network(row: Row, rate: float, images: Tensor, seed: int) -> nn.Module:
     """The row's network; dropout is behind each hidden layer, or before a ResNet's last layer."""
     shape = tuple(images.shape[1:])
     shape = shape if len(shape) == 3 else (1, *shape)
     model = build(row.model, classes=10, seed=seed, width=row.width or None, shape=shape)
-    if arm.dropout:
+    if rate:
         if row.model == "mlp":
             relus = (
-                [layer, nn.Dropout(arm.dropout)] if isinstance(layer, nn.ReLU) else [layer]
+                [layer, nn.Dropout(rate)] if isinstance(layer, nn.ReLU) else [layer]
                 for layer in model.layers
             )
             model.layers = nn.Sequential(*(layer for pair in relus for layer in pair))
         else:
-            model.classifier = nn.Sequential(nn.Dropout(arm.dropout), model.classifier)
+            model.classifier = nn.Sequential(nn.Dropout(rate), model.classifier)
     return model.to(memory_format=torch.channels_last) if images.ndim == 4 else model
 
 
@@ -110,7 +110,7 @@ def optimizer_for(
         return IVON(model.parameters(), ess=row.images, beta1=MOMENTUM, **how)
     options = {"lr": LR, "momentum": MOMENTUM, "weight_decay": decay}
     if arm.optimizer == "nvrm":
-        return NVRMSGD(model, b=setting["b"], seed=seed, **options)
+        return NVRMSGD(model, b=setting.get("b", "auto"), seed=seed, **options)
     inner = torch.optim.SGD(model.parameters(), fused=True, **options)
     return SAM(inner, rho=setting["rho"]) if arm.optimizer == "sam" else inner
 
@@ -173,7 +173,7 @@ class Trial:
         self.data = examples(row, seed)
         train = self.data["train"]
         self.normalize = normalization(train.images)
-        self.model = network(row, arm, train.images, seed)
+        self.model = network(row, setting.get("dropout", 0.0), train.images, seed)
         self.optimizer = optimizer_for(arm, self.model, setting, row, seed)
         self.history = History(train.given)
         self.curves: dict[str, list[float]] = {"running": [], "held_out": [], "test_part": []}
@@ -204,6 +204,7 @@ class Trial:
             "curves": {k: [round(v, 4) for v in values] for k, values in self.curves.items()},
             "last": last,
             "best": at_best,
+            "last_b": float(self.optimizer.param_groups[0].get("b", 0.0)),
             "finding": {name: ranking(s, self.wrong) for name, s in suspicions.items()},
         }
 
@@ -226,6 +227,8 @@ class Trial:
                 with autocast(CPU, self.row.precision):
                     scores = self.model(images)
                 loss = cross_entropy(scores.float(), labels)
+                if isinstance(self.optimizer, NVRMSGD):
+                    self.optimizer.report_loss(loss)  # for b="auto"
                 loss.backward()
                 total += loss.item()
                 return scores.detach().float()
@@ -249,17 +252,19 @@ class Trial:
 
     def _accuracy(self, name: str, count: int | None = None) -> float:
         predicted = self._scores(name, count).argmax(1)
-        return float((predicted == self.data[name].given[:count]).double().mean())
+        return share(predicted == self.data[name].given[:count])
 
     def _measure(self, epoch: int) -> tuple[dict[str, float], Tensor]:
         """Numbers of the network as it is, and the loss of each training example."""
         train, wrong = self.data["train"], self.wrong
         scores = self._scores("train")
         predicted = scores.argmax(1)
+        held_out, held_out_labels = self._scores("held_out"), self.data["held_out"].given
         return {
             "epoch": epoch,
             "test": self._accuracy("test"),
-            "held_out": self._accuracy("held_out"),
+            "held_out": share(held_out.argmax(1) == held_out_labels),
+            "held_out_loss": float(cross_entropy(held_out, held_out_labels)),
             "fitted": share(predicted == train.given),
             "memorized": share((predicted == train.given)[wrong]),
             "corrected": share((predicted == train.true)[wrong]),

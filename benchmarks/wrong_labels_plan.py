@@ -59,7 +59,6 @@ class Arm:
 
     grid: dict[str, tuple[Setting, ...]]
     optimizer: str = "sgd"
-    dropout: float = 0.0
     half_epochs: bool = False
     cost: int = 1
     chosen_with: str = ""
@@ -73,25 +72,29 @@ def grid(**values: Sequence[float]) -> tuple[Setting, ...]:
 
 
 NOTHING: dict[str, tuple[Setting, ...]] = {"mnist": ({},), "cifar10": ({},)}
+DROPOUT = grid(dropout=(0.2, 0.5))
 RHO = {"mnist": grid(rho=(0.05, 0.1, 0.2, 0.5)), "cifar10": grid(rho=(0.05, 0.1, 0.2, 0.5))}
 IVON = (*grid(lr=(0.2,), hess_init=(0.5, 0.1, 0.05)), {"lr": 1.0, "hess_init": 0.5})
 ARMS = {
     "SGD": Arm(NOTHING),
     "weight decay": Arm(
         {
-            "mnist": grid(weight_decay=(3e-4, 1e-3, 3e-3, 1e-2)),
+            "mnist": grid(weight_decay=(3e-3, 1e-2, 3e-2)),
             "cifar10": grid(weight_decay=(5e-4, 2e-3, 5e-3)),
         }
     ),
-    "dropout 0.5": Arm(NOTHING, dropout=0.5),
+    "dropout": Arm({"mnist": DROPOUT, "cifar10": DROPOUT}),
     "NVRM-SGD": Arm(
-        {"mnist": grid(b=(0.03, 0.05, 0.07, 0.1)), "cifar10": grid(b=(0.01, 0.02, 0.03, 0.05))},
+        {"mnist": grid(b=(0.03, 0.04, 0.05, 0.07)), "cifar10": grid(b=(0.01, 0.02, 0.03, 0.05))},
         optimizer="nvrm",
     ),
-    "dropout 0.5 + NVRM-SGD": Arm(
-        {"mnist": grid(b=(0.01, 0.02, 0.03, 0.05)), "cifar10": grid(b=(0.003, 0.01, 0.02, 0.03))},
+    "NVRM-SGD, b = auto": Arm(NOTHING, optimizer="nvrm"),
+    "dropout + NVRM-SGD": Arm(
+        {
+            "mnist": (*grid(dropout=(0.2,), b=(0.03, 0.04)), *grid(dropout=(0.5,), b=(0.01, 0.02))),
+            "cifar10": (*grid(dropout=(0.2,), b=(0.02,)), *grid(dropout=(0.5,), b=(0.003, 0.01))),
+        },
         optimizer="nvrm",
-        dropout=0.5,
     ),
     "SAM, half the epochs": Arm(RHO, optimizer="sam", half_epochs=True),
     "SAM": Arm(RHO, optimizer="sam", cost=2, chosen_with="SAM, half the epochs"),
@@ -139,27 +142,29 @@ class NotChosenError(LookupError):
 
 
 def chosen(lines: Sequence[Line], name: str, arm: str) -> Setting:
-    """The setting with the best accuracy on held-out labels after the last epoch.
+    """The setting with the lowest cross-entropy on held-out labels after the last epoch.
 
-    A setting that diverged in a choice run is not chosen. Of equal ones it is the first.
+    The accuracy on these labels could not tell the settings apart: of 40 % pair flips, a prediction
+    of the wrong class is right in 40 % of the cases. A setting that diverged in a choice run is not
+    chosen. Of equal ones it is the first.
     """
     arm = ARMS[arm].chosen_with or arm
     settings = ARMS[arm].grid[ROWS[name].data]
     if len(settings) == 1:
         return settings[0]
-    accuracy: list[float] = []
+    losses: list[float] = []
     for setting in settings:
         found = {
-            line["run"]["seed"]: line["last"]["held_out"] if is_finished(line) else -math.inf
+            line["run"]["seed"]: line["last"]["held_out_loss"] if is_finished(line) else math.inf
             for line in lines
             if belongs(line, name, arm, setting) and line["run"]["seed"] in CHOICE_SEEDS
         }
         if set(found) != set(CHOICE_SEEDS):
             raise NotChosenError(f"{name}, {arm}: the choice runs of {setting} are missing")
-        accuracy.append(statistics.fmean(found.values()))
-    if max(accuracy) == -math.inf:
+        losses.append(statistics.fmean(found.values()))
+    if min(losses) == math.inf:
         raise NotChosenError(f"{name}, {arm}: all settings diverged")
-    return settings[accuracy.index(max(accuracy))]
+    return settings[losses.index(min(losses))]
 
 
 def belongs(line: Line, name: str, arm: str, setting: Setting) -> bool:

@@ -21,7 +21,7 @@ from wrong_labels_plan import (
     is_finished,
 )
 
-SIMPLE = ("SGD", "weight decay", "dropout 0.5")
+SIMPLE = ("SGD", "weight decay", "dropout")
 """The baselines that anybody would try first."""
 STAGES = {"last": "last epoch", "best": "best held-out epoch"}
 
@@ -107,7 +107,7 @@ def unbroken(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-NAMES = {"b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
+NAMES = {"dropout": "p", "b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
 
 
 def titled(arm: str, setting: Setting) -> str:
@@ -299,20 +299,36 @@ def from_cleaning(lines: Sequence[Line], name: str, method: str) -> dict[int, di
 
 
 def choice_table(results: Path) -> list[str]:
-    """Accuracy on held-out labels of every setting that was tried."""
+    """Loss and accuracy on held-out labels of every setting that was tried."""
     lines = read(results)
-    rows = head("labels", "method", "held-out accuracy, last epoch, of each setting", text=3)
+    columns = ("labels", "method", "held-out loss", "held-out accuracy", "chosen")
+    rows = head(*columns, text=2)
     for name, row in ROWS.items():
         for arm, spec in ARMS.items():
-            cells = []
             for setting in spec.grid[row.data]:
                 found = [
-                    f"{100 * line['last']['held_out']:.1f} %" if is_finished(line) else "diverged"
+                    line
                     for line in lines
                     if belongs(line, name, arm, setting) and line["run"]["seed"] in CHOICE_SEEDS
                 ]
-                words = titled("", setting).removeprefix(", ")
-                cells += [unbroken(f"{words}: {', '.join(found)}")] if found else []
-            if cells:
-                rows.append(f"| {row.title} | {arm} | {'; '.join(cells)} |")
+                if found:
+                    cells = [row.title, titled(arm, setting), *tried(found)]
+                    cells.append("yes" if is_chosen(lines, name, arm, setting) else "no")
+                    rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def tried(lines: Sequence[Line]) -> tuple[str, str]:
+    if not all(map(is_finished, lines)):
+        return "diverged", "diverged"
+    losses, accuracies = (
+        [line["last"][measure] for line in lines] for measure in ("held_out_loss", "held_out")
+    )
+    return spread(losses, scale=1), spread(accuracies)
+
+
+def is_chosen(lines: Sequence[Line], name: str, arm: str, setting: Setting) -> bool:
+    try:
+        return chosen(lines, name, arm) == setting
+    except NotChosenError:
+        return False

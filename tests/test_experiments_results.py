@@ -17,7 +17,7 @@ from neuvar.experiments.findings import (
     interval,
     judge,
 )
-from neuvar.experiments.results_query import against, chosen, compare, curve, group, matching
+from neuvar.experiments.results_query import against, choice, compare, curve, group, matching
 from neuvar.experiments.run_spec import Tasks, Training
 
 NAMES = list(EXPERIMENTS)
@@ -185,14 +185,13 @@ class TestChoices:
     def test_the_function(self):
         runs = [Training(data="x", b=b, seed=s, held_out=1) for b in (0.1, 0.2) for s in (0, 1)]
         results = [result(r, r.b, held_out=1 - r.b) for r in runs]
-        assert chosen(results, "b") == 0.1
-        assert chosen(results, "b", "test_accuracy") == 0.2
-        assert chosen([], "b") is None
-        assert chosen(results[:1], "b") == 0.1  # there is nothing to choose
+        assert choice(results)[0] == 0.1
+        assert choice([])[0] is None
+        assert choice(results[:1])[0] == 0.1  # there is nothing to choose
         unknown = [result(Training(data="x", b=b), 0.5) for b in (0.1, 0.2)]
-        assert chosen(unknown, "b") is None  # no images were held out
+        assert choice(unknown)[0] is None  # no images were held out
         lost = [results[0], result(runs[1], 0.5, status="diverged"), *results[2:]]
-        assert chosen(lost, "b") == 0.2
+        assert choice(lost)[0] == 0.2
 
     @pytest.mark.parametrize("name", ["pair-flips", "symmetric-flips", "denoising", "noise-types"])
     @pytest.mark.parametrize(("at_it", "elsewhere", "outcome"), [(0.3, 0.9, "false"),

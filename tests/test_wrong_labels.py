@@ -15,7 +15,7 @@ import wrong_labels_plan as plan
 import wrong_labels_tables as tables
 from neuvar.engine import Results
 
-ROW = "mnist-pair-40"
+ROW, AUTO = "mnist-pair-40", "NVRM-SGD, b = auto"
 TINY = replace(
     plan.ROWS[ROW],
     data="mnist-excerpt",
@@ -27,9 +27,16 @@ TINY = replace(
 )
 
 
-def line(arm, seed, setting=None, *, test=0.5, held_out=0.5, auroc=0.9, status="finished"):
+def line(arm, seed, setting=None, *, test=0.5, loss=1.0, auroc=0.9, status="finished"):
     """A recorded run with the given numbers."""
-    numbers = {"test": test, "held_out": held_out, "memorized": 0.1, "fitted": 1.0, "epoch": 30}
+    numbers = {
+        "test": test,
+        "held_out_loss": loss,
+        "held_out": 0.5,
+        "memorized": 0.1,
+        "fitted": 1.0,
+        "epoch": 30,
+    }
     score = {"auroc": auroc, "average_precision": auroc - 0.1}
     run = {"row": ROW, "arm": arm, "setting": setting or {}, "seed": seed}
     diverged = {"key": json.dumps(run), "run": run, "status": status}
@@ -40,10 +47,10 @@ def line(arm, seed, setting=None, *, test=0.5, held_out=0.5, auroc=0.9, status="
     return diverged | {"last": numbers, "best": best, "finding": finding}
 
 
-def choices(arm="NVRM-SGD", **accuracy):
-    """Choice runs of an arm; the accuracy on held-out labels of some settings."""
+def choices(arm="NVRM-SGD", **losses):
+    """Choice runs of an arm; the loss on held-out labels of some settings."""
     return [
-        line(arm, seed, setting, held_out=accuracy.get(str(n), 0.3), test=1 - n / 10)
+        line(arm, seed, setting, loss=losses.get(str(n), 1.0), test=1 - n / 10)
         for seed in plan.CHOICE_SEEDS
         for n, setting in enumerate(plan.ARMS[arm].grid["mnist"])
     ]
@@ -52,15 +59,15 @@ def choices(arm="NVRM-SGD", **accuracy):
 # Choosing.
 
 
-def test_the_setting_with_the_best_held_out_accuracy_is_chosen():
+def test_the_setting_with_the_lowest_held_out_loss_is_chosen():
     grid = plan.ARMS["NVRM-SGD"].grid["mnist"]
     assert plan.chosen(choices(**{"2": 0.6}), ROW, "NVRM-SGD") == grid[2]
 
 
 def test_reported_seeds_and_test_accuracy_do_not_choose():
     grid = plan.ARMS["NVRM-SGD"].grid["mnist"]
-    reported = [line("NVRM-SGD", 10, grid[0], held_out=1.0, test=1.0)]
-    assert plan.chosen(choices(**{"3": 0.4}) + reported, ROW, "NVRM-SGD") == grid[3]
+    reported = [line("NVRM-SGD", 10, grid[0], loss=0.0, test=1.0)]
+    assert plan.chosen(choices(**{"3": 0.9}) + reported, ROW, "NVRM-SGD") == grid[3]
 
 
 def test_of_equal_settings_the_first_is_chosen():
@@ -68,7 +75,7 @@ def test_of_equal_settings_the_first_is_chosen():
 
 
 def test_a_setting_that_diverged_is_not_chosen():
-    lines = choices(**{"0": 0.0, "1": 0.1, "2": 0.0, "3": 0.0})
+    lines = choices(**{"1": 0.1})
     diverged = lines[1]["run"]
     lines[1] = line("NVRM-SGD", diverged["seed"], diverged["setting"], status="diverged")
     assert plan.chosen(lines, ROW, "NVRM-SGD") == plan.ARMS["NVRM-SGD"].grid["mnist"][0]
@@ -80,7 +87,7 @@ def test_a_setting_that_diverged_is_not_chosen():
 
 
 def test_nothing_is_chosen_while_a_choice_run_is_missing():
-    with pytest.raises(plan.NotChosenError, match=r"'b': 0.1"):
+    with pytest.raises(plan.NotChosenError, match=r"'b': 0.07"):
         plan.chosen(choices()[:-1], ROW, "NVRM-SGD")
 
 
@@ -95,9 +102,9 @@ def test_choice_runs_and_reported_runs_have_other_seeds():
     assert min(plan.CHOICE_SEEDS) > plan.FIRST_SEED + max(r.seeds for r in plan.ROWS.values())
     runs = plan.choice_runs(ROW, list(plan.ARMS))
     assert all(run["seed"] in plan.CHOICE_SEEDS for run in runs)
-    reported = plan.reported_runs(ROW, 2, ["SGD", "dropout 0.5"], [])
+    reported = plan.reported_runs(ROW, 2, ["SGD", AUTO], [])
     assert [(run["seed"], run["arm"]) for run in reported] == [
-        (10, "SGD"), (10, "dropout 0.5"), (11, "SGD"), (11, "dropout 0.5"),
+        (10, "SGD"), (10, AUTO), (11, "SGD"), (11, AUTO),
     ]  # fmt: skip
 
 
@@ -111,7 +118,7 @@ def test_the_waves_cover_the_plan():
 def test_what_is_left_is_counted():
     lines = [*choices(), line("SGD", 10), line("SGD", 11)]
     assert plan.left(lines).splitlines()[0] == (
-        "mnist-pair-40: 4 of 20 choice runs, 2 of 80 reported runs"
+        "mnist-pair-40: 4 of 21 choice runs, 2 of 90 reported runs"
     )
 
 
@@ -122,14 +129,14 @@ def test_what_is_left_is_counted():
 def results(tmp_path):
     b = plan.ARMS["NVRM-SGD"].grid["mnist"][2]
     lines = choices(**{"2": 0.6})
-    lines += choices("weight decay")
+    lines += choices("weight decay") + choices("dropout")
     for seed, shift in ((10, 0.0), (11, 0.02), (12, 0.04)):
         lines += [
             line("SGD", seed, test=0.5 + shift),
             line("weight decay", seed, plan.ARMS["weight decay"].grid["mnist"][0], test=0.55),
-            line("dropout 0.5", seed, test=0.7 + shift, auroc=0.95),
+            line("dropout", seed, {"dropout": 0.2}, test=0.7 + shift, auroc=0.95),
             line("NVRM-SGD", seed, b, test=0.9 + 2 * shift, auroc=0.95 + shift),
-            line("NVRM-SGD", seed, {"b": 0.05}, test=0.0),
+            line("NVRM-SGD", seed, {"b": 0.03}, test=0.0),
         ]
     write(tmp_path, lines)
     return tmp_path
@@ -148,21 +155,21 @@ def cells_of(rows, start):
 
 def test_accuracies_and_paired_differences(results):
     rows = tables.accuracy_tables(results)
-    assert "Baseline: dropout 0.5, best held-out epoch" in "\n".join(rows)
+    assert "Baseline: dropout, best held-out epoch" in "\n".join(rows)
     sgd = cells_of(rows, "SGD")
     assert sgd[:4] == ["SGD", "1 ×", "3 of 10", "52.0 ± 2.0 %"]
     # Dropout at its best epoch has 0.8 + shift, NVRM-SGD at its last one 0.9 + 2 shift: the
     # differences are 10, 12, 14, their standard error is 2/√3, and t is 4.303.
     nvrm = cells_of(rows, "NVRM-SGD")
-    assert nvrm[0] == "NVRM-SGD, b = 0.07"
+    assert nvrm[0] == "NVRM-SGD, b = 0.05"
     assert nvrm[3] == "94.0 ± 4.0 %"
     assert nvrm[-2:] == ["+12.0 [+7.0, +17.0]", "+22.0 [+17.0, +27.0]"]
-    assert cells_of(rows, "dropout 0.5")[-1] == "baseline"
+    assert cells_of(rows, "dropout, p = 0.2")[-1] == "baseline"
 
 
 def test_differences_use_only_seeds_that_both_have(results):
     lines = tables.read(results)
-    kept = [x for x in lines if x["run"]["arm"] != "dropout 0.5" or x["run"]["seed"] != 12]
+    kept = [x for x in lines if (x["run"]["arm"], x["run"]["seed"]) != ("dropout", 12)]
     write(results, kept)
     nvrm = cells_of(tables.accuracy_tables(results), "NVRM-SGD")
     assert nvrm[3] == "94.0 ± 4.0 %"
@@ -170,7 +177,7 @@ def test_differences_use_only_seeds_that_both_have(results):
 
 
 def test_without_all_baselines_there_is_no_difference(results):
-    kept = [x for x in tables.read(results) if x["run"]["arm"] != "dropout 0.5"]
+    kept = [x for x in tables.read(results) if x["run"]["arm"] != "dropout"]
     write(results, kept)
     rows = tables.accuracy_tables(results)
     assert cells_of(rows, "NVRM-SGD")[-2:] == ["–", "–"]
@@ -209,8 +216,10 @@ def test_diverged_runs_are_left_out_of_means_and_counted(results):
 
 
 def test_tried_settings_are_listed(results):
-    nvrm = cells_of(tables.choice_table(results), "MNIST, 40 % pair flips | NVRM-SGD")
-    assert "b = 0.07: 60.0 %" in nvrm[2]
+    title = "MNIST, 40 % pair flips | NVRM-SGD, b = "
+    rows = tables.choice_table(results)
+    assert cells_of(rows, f"{title}0.05")[2:] == ["0.600", "50.0 %", "yes"]
+    assert cells_of(rows, f"{title}0.03")[2:] == ["1.000", "50.0 %", "no"]
 
 
 def test_no_lines_give_empty_tables(tmp_path):
@@ -246,13 +255,13 @@ def test_every_arm_trains_and_is_measured(tiny, arm):
 
 
 def test_a_run_can_be_repeated(tiny):
-    first, second = (wrong_labels.run_one(run_of("dropout 0.5 + NVRM-SGD")) for _ in range(2))
+    first, second = (wrong_labels.run_one(run_of("dropout + NVRM-SGD")) for _ in range(2))
     for part in ("curves", "last", "best", "finding"):
         assert first[part] == second[part]
 
 
 def test_recorded_runs_are_skipped(tiny, monkeypatch, capsys):
-    runs = [run_of("SGD"), run_of("dropout 0.5")]
+    runs = [run_of("SGD"), run_of("dropout")]
     wrong_labels.run_missing(iter(runs[:1]), tiny)
     wrong_labels.run_missing(iter(runs), tiny)
     assert capsys.readouterr().out.count("started") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar._eval_mode import eval_mode
-from neuvar.optim.wrapper import Wrapper
+from neuvar.optim.noisy_parameters import held_clean
 
 
 def reestimate_batchnorm(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    optimizer: Wrapper | None = None,
     feed: Callable[[nn.Module, Any], Any] | None = None,
 ) -> int:
     """Compute the statistics of batch normalization at the clean weights.
@@ -30,7 +28,6 @@ def reestimate_batchnorm(
         model: any module; no-op without batch normalization.
         batches: tensors, tuples or lists whose first item is the input, or dicts of keyword
             arguments.
-        optimizer: needed only for an optimizer made from parameters alone, to remove its noise.
         feed: called as ``feed(model, batch)`` instead, for batches of another form.
 
     Returns:
@@ -40,17 +37,14 @@ def reestimate_batchnorm(
     >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
     5
     """
-    if optimizer is not None and not isinstance(optimizer, Wrapper):
-        raise ValueError(f"optimizer must be one of neuvar's, got {type(optimizer).__name__}")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return 0
     momenta = [norm.momentum for norm in norms]
     before = [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
-    clean = optimizer.denoised() if optimizer is not None else nullcontext()
     seen = 0
     try:
-        with torch.no_grad(), clean, eval_mode(model):
+        with torch.no_grad(), held_clean(model.parameters()), eval_mode(model):
             for norm in norms:
                 norm.train()
                 norm.reset_running_stats()

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar._validate import one_of
+
 TABLE_SIZE = 1 << 22
 """Entries of the table of standard draws: 16 MiB of float32 for each family in use."""
 
@@ -76,9 +78,7 @@ FAMILIES = {
 
 def family(noise: str) -> Family:
     """Look a family of noise up by its name."""
-    if noise not in FAMILIES:
-        raise ValueError(f"noise must be one of {', '.join(FAMILIES)}, got {noise!r}")
-    return FAMILIES[noise]
+    return FAMILIES[one_of("noise", noise, FAMILIES)]
 
 
 def scale(name: str, value: object) -> float:

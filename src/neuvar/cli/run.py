@@ -174,7 +174,7 @@ def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
     """Download missing datasets before runs start, so that no worker waits for a download."""
     from neuvar.data import cache, loading  # imports torch
 
-    for name, count in _data_sets(runs).items():
+    for name, count in _datasets(runs).items():
         try:
             obtained = loading.obtain(ENTRIES[name], folder=folder)
             if obtained.is_new:
@@ -186,7 +186,7 @@ def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
             ) from error
 
 
-def _data_sets(runs: Sequence[Run]) -> dict[str, int]:
+def _datasets(runs: Sequence[Run]) -> dict[str, int]:
     """Datasets that do not come with the package, and how many runs need each."""
     counts = Counter(run.data.removesuffix("-coarse") for run in runs)
     return {name: count for name, count in counts.items() if name in ENTRIES}
@@ -230,7 +230,7 @@ def _dry_run(
     expected = {run.key: times.expected(run) for run in left}
     for key, seconds in expected.items():
         print(f"  {names[key]}" + (f"  ({duration(seconds, about=True)})" if seconds else ""))
-    for name in _data_sets(left):
+    for name in _datasets(left):
         if not places_of(ENTRIES[name], options.data):
             print(f"{name} is not on this machine; neuvar data get {name} would download it")
     workers = len(worker_devices(spec, len(runs)))

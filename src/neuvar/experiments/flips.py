@@ -93,7 +93,7 @@ def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], flo
     made = []
     for data, rate in product(query.values(results, "data"), query.values(results, "noise_rate")):
         if trials := query.matching(results, data=data, noise_rate=rate):
-            b = query.chosen(query.with_noise(trials), "b")
+            b, _ = query.choice(query.with_noise(trials))
             made.append((data, rate, trials, b))
     return made
 

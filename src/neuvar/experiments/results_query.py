@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table
+from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table, gain
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """What a column of a table shows of the trials of a row."""
@@ -96,7 +96,7 @@ def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str
     """The mark in a table of the b that :func:`compare` compares, where there are several."""
     noisy = with_noise(results)
     several = b in values(noisy, "b") and len(values(noisy, "b")) > 1
-    compared, how = choice(noisy, fixed=fixed) if several else (None, "")
+    compared, how = choice(noisy, fixed) if several else (None, "")
     return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else ""
 
 
@@ -143,51 +143,36 @@ def flat(results: Sequence[Result], at: Iterable[float], metric: str, label: str
 
 
 FIXED = "fixed in advance"
+HELD_OUT = "held_out_accuracy"
 
 
-def choice(
-    results: Sequence[Result],
-    field: str = "b",
-    metric: str = "held_out_accuracy",
-    fixed: float | None = None,
-) -> tuple[Any, str]:
-    """The value of a field that verdicts compare and tables mark, and how it was chosen.
+def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, str]:
+    """The b that verdicts compare and tables mark, and how it was chosen.
 
-    It has the best mean accuracy on held-out images, over the seeds that all values have. Trials
-    for choosing (seeds from ``CHOICE_SEED``) are used alone if there are any. A value with a trial
-    that diverged is chosen only if every value has one. If nothing was held out it is the one that
-    was fixed in advance, else None. A single value needs no choice.
+    It has the best mean accuracy on held-out images, over the seeds that all b have. Trials for
+    choosing (seeds from ``CHOICE_SEED``) are used alone if there are any. A b with a trial that
+    diverged is chosen only if every b has one. If nothing was held out, it is the b that was fixed
+    in advance, else None. A single b needs no choice.
     """
-    every = values(results, field)
+    every = values(results, "b")
     if len(every) < 2 and fixed in (None, *every):
         return (every[0] if every else None), ""
     own = [r for r in results if r.for_choice]
     pool = own or results
-    trials = {
-        value: {r.run.seed: r for r in matching(pool, **{field: value})}
-        for value in values(pool, field)
-    }
+    trials = {b: {r.run.seed: r for r in matching(pool, b=b)} for b in values(pool, "b")}
     seeds = set.intersection(*map(set, trials.values())) if trials else set()
-    known = {
-        value: [by_seed[s] for s in sorted(seeds) if by_seed[s].finished]
-        for value, by_seed in trials.items()
-    }
+    known = {b: [t[s] for s in sorted(seeds) if t[s].finished] for b, t in trials.items()}
     finished = [r for some in known.values() for r in some]
-    held_out = bool(seeds) and all(metric in r.line["last"] for r in finished)
+    held_out = bool(seeds) and all(HELD_OUT in r.line["last"] for r in finished)
     if not held_out or (fixed is not None and not finished):
         return (fixed, FIXED) if fixed in every else (None, NO_CHOICE if every else "")
 
-    def rank(value: Any) -> tuple[int, float]:
-        scores = [x for r in known[value] if math.isfinite(x := r.last(metric))]
+    def rank(b: float) -> tuple[int, float]:
+        scores = [x for r in known[b] if math.isfinite(x := r.last(HELD_OUT))]
         return len(scores), statistics.fmean(scores) if scores else 0.0
 
     how = f"chosen on held-out images in {'other' if own else 'the same'} trials"
     return max(trials, key=rank), how
-
-
-def chosen(results: Sequence[Result], field: str, metric: str = "held_out_accuracy") -> Any:
-    """The value of a field with the best accuracy on held-out images; see :func:`choice`."""
-    return choice(results, field, metric)[0]
 
 
 def compare(
@@ -222,7 +207,7 @@ def compare(
     scores: list[dict[int, float]] = []
     compared, how = [], ""
     for results, b in ((better, fixed), (worse, None)):
-        at, chosen_how = choice(results, fixed=b)
+        at, chosen_how = choice(results, b)
         if chosen_how:
             compared.append("?" if at is None else f"{at:g}")
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
@@ -232,10 +217,9 @@ def compare(
     if compared:
         name += f", b = {' against '.join(compared)}"
     high, low = scores
-    differences = [high[seed] - low[seed] for seed in sorted(high.keys() & low.keys())]
     return Case(
         name,
-        tuple(x for x in differences if math.isfinite(x)),
+        tuple(x for x in gain(high, low) if math.isfinite(x)),
         sum(not math.isfinite(x) for x in (*high.values(), *low.values())),
         lower,
         percent,

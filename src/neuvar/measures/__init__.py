@@ -28,7 +28,9 @@ from neuvar.measures.sharpness import (
     hessian_trace,
     keskar_sharpness,
 )
+from neuvar.measures.stored_weights import Faults, Rounding, analog_noise, bit_flips, rounding
 from neuvar.measures.task_accuracy import Average, Forgetting, delta_ab, forgetting
+from neuvar.measures.torch_kernels import quantized_copy
 from neuvar.measures.variability import (
     Curve,
     LargestB,
@@ -49,16 +51,20 @@ __all__ = [
     "CurvatureCheck",
     "Curve",
     "Estimate",
+    "Faults",
     "Forgetting",
     "GeneralizationGap",
     "LargestB",
     "Memorization",
     "Plateau",
     "Proportion",
+    "Rounding",
     "SelectiveAccuracy",
     "Sharpness",
     "Variability",
     "adversarial_accuracy",
+    "analog_noise",
+    "bit_flips",
     "brier_score",
     "calibration_error",
     "corrupt_images",
@@ -76,6 +82,8 @@ __all__ = [
     "neural_variability",
     "ood_auroc",
     "plateau_noise_rate",
+    "quantized_copy",
+    "rounding",
     "selective_accuracy",
     "variability_curve",
 ]

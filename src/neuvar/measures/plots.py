@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from neuvar.measures.calibration import Calibration
     from neuvar.measures.selective import SelectiveAccuracy
+    from neuvar.measures.stored_weights import Faults, Rounding
     from neuvar.measures.variability import Curve
 
 
@@ -99,6 +100,44 @@ def plot_selective(result: SelectiveAccuracy, ax: Axes | None, label: str | None
     (line,) = ax.plot(x, y, label=label)
     ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     ax.set(xlabel="coverage: share of examples kept, the surest first", ylabel="accuracy")
+    if label:
+        ax.legend(frameon=False)
+    return ax
+
+
+def plot_rounding(result: Rounding, ax: Axes | None, label: str | None) -> Axes:
+    """Accuracy against bits, with Wilson's interval as bars; most bits on the left."""
+    ax = _new_axes(5.5, 3.6) if ax is None else ax
+    styles = {"tensor": ("--", "s"), "row": ("-", "o"), "torch kernels": ("", "*")}
+    color = None
+    for by, points in (*result.accuracies.items(), ("torch kernels", result.kernels)):
+        if not points:
+            continue
+        line, marker = styles[by]
+        bits, shares = zip(*points.items(), strict=True)
+        y = np.array([share.value for share in shares])
+        low, high = np.array([share.interval for share in shares]).T
+        name = f"{label}, {by}" if label else by
+        style: dict[str, Any] = {"linestyle": line, "marker": marker, "capsize": 2, "color": color}
+        drawn = ax.errorbar(bits, y, [y - low, high - y], label=name, **style)
+        color = drawn.lines[0].get_color()
+    if not ax.xaxis_inverted():
+        ax.invert_xaxis()
+    ax.set(xlabel="bits of a weight", ylabel="accuracy")
+    ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+def plot_faults(result: Faults, ax: Axes | None, label: str | None) -> Axes:
+    """Accuracy against the level of faults, with the interval as a band."""
+    ax = _new_axes(5.5, 3.6) if ax is None else ax
+    mean = [accuracy.mean for accuracy in result.accuracies]
+    low, high = zip(*(accuracy.interval for accuracy in result.accuracies), strict=True)
+    (line,) = ax.plot(result.levels, mean, marker="o", markersize=3.5, label=label)
+    ax.fill_between(result.levels, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    if min(result.levels) > 0 and max(result.levels) > 20 * min(result.levels):
+        ax.set_xscale("log")
+    ax.set(xlabel=result.kind, ylabel="accuracy")
     if label:
         ax.legend(frameon=False)
     return ax

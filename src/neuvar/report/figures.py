@@ -279,7 +279,7 @@ def description(panel: Panel) -> str:
         values = [f"{100 * y:.1f} %" if panel.percent else f"{y:.3g}" for y in mean]
         at = ", ".join(f"{values[i]} at {line.x[i]:g}" for i in shown)
         said.append(f"{line.label}: {at or 'no finished trials'}.")
-    return printable(" ".join(said))
+    return " ".join(said)
 
 
 def draw(panels: Sequence[Panel], path: Path | str) -> Path:
@@ -458,16 +458,8 @@ def forest_caption(verdict: Verdict) -> str:
     n = "0" if not counts else "–".join(dict.fromkeys(str(x) for x in (counts[0], counts[-1])))
     text += f"; n = {n} trials."
     hows = dict.fromkeys(case.choice for case in verdict.cases if case.choice)
-    return text + "".join(f" Where several b were run, {_how(how)}." for how in hows)
-
-
-def _how(how: str) -> str:
-    return how if how.startswith("no b") else f"b was {how}"
-
-
-def forest_description(verdict: Verdict) -> str:
-    """A forest plot for readers who cannot see it."""
-    return printable(" ".join(f"{case}." for case in verdict.cases))
+    words = [how if how.startswith("no b") else f"b was {how}" for how in hows]
+    return text + "".join(f" Where several b were run, {how}." for how in words)
 
 
 _GROUNDS = {INK: "currentColor", PAPER: "var(--card)"}
@@ -518,17 +510,13 @@ def page_figure(panels: Sequence[Panel], name: str) -> tuple[list[str], list[str
         for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
             figure = Figure(figsize=size, layout="constrained")
             plot(figure.add_subplot(), panel, looks, limits, size[1])
-            one, title = escape(f"{name}-{i}"), escape(printable(panel.title))
-            names = f'role="img" aria-labelledby="{one}-title {one}-desc"'
-            words = f'<title id="{one}-title">{title}</title>'
-            words += f'<desc id="{one}-desc">{escape(description(panel))}</desc>'
-            drawn.append(_svg(figure, f"{name}-{i}", names, words))
+            drawn.append(_svg(figure, f"{name}-{i}", panel.title, description(panel)))
         for i, look in enumerate(looks.values()):
             figure = Figure(figsize=(0.42, 0.13), layout="constrained")
             line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
             line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
             figure.add_artist(line)
-            pieces.append(_svg(figure, f"{name}-swatch-{i}", 'aria-hidden="true"'))
+            pieces.append(_svg(figure, f"{name}-swatch-{i}"))
     return drawn, pieces
 
 
@@ -536,18 +524,23 @@ def page_forest(verdict: Verdict, name: str) -> str:
     """The forest plot of a verdict as an SVG element for the page."""
     with plain_matplotlib(name, INLINE):
         figure = forest(verdict, 3.6, captioned=False)
-        one = escape(f"{name}-verdict")
-        names = f'role="img" aria-labelledby="{one}-title {one}-desc"'
-        words = f'<title id="{one}-title">Comparisons</title>'
-        words += f'<desc id="{one}-desc">{escape(forest_description(verdict))}</desc>'
-        return _svg(figure, f"{name}-verdict", names, words)
+        described = " ".join(f"{case}." for case in verdict.cases)
+        return _svg(figure, f"{name}-verdict", "Comparisons", described)
 
 
-def _svg(figure: Figure, salt: str, attributes: str, words: str = "") -> str:
-    """The SVG element of a figure, with the colours of the page; ids depend on ``salt``."""
+def _svg(figure: Figure, name: str, title: str | None = None, described: str = "") -> str:
+    """The SVG element of a figure, with the colours of the page; its ids begin with ``name``.
+
+    Title and description are for readers who cannot see it; without a title it is decoration.
+    """
     import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = salt
+    attributes, words, one = 'aria-hidden="true"', "", escape(name)
+    if title is not None:
+        attributes = f'role="img" aria-labelledby="{one}-title {one}-desc"'
+        words = f'<title id="{one}-title">{escape(printable(title))}</title>'
+        words += f'<desc id="{one}-desc">{escape(printable(described))}</desc>'
+    matplotlib.rcParams["svg.hashsalt"] = name
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     _, box, content = re.split(r'(viewBox="[^"]*")[^>]*>', file.getvalue(), maxsplit=1)

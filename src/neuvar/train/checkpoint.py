@@ -60,6 +60,7 @@ class Checkpoint:
 
     Attributes:
         outer: saved with the training, such as the number of the task in a sequence of trainings.
+        saved: the state that :meth:`read` has read, until a training has resumed from it.
     """
 
     def __init__(self, path: str | Path, *, every: float = 60.0, strict: bool = True) -> None:
@@ -69,7 +70,7 @@ class Checkpoint:
         self.every = every
         self.strict = boolean("strict", strict)
         self.outer: dict[str, Any] = {}
-        self._saved: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None
         self._was_read = False
         self._last = time.monotonic()
 
@@ -86,7 +87,7 @@ class Checkpoint:
     def read(self) -> bool:
         """Read the file, once, and set ``outer``; returns whether the file exists."""
         if self._was_read:
-            return self._saved is not None
+            return self.saved is not None
         self._was_read = True
         if not self.path.exists():
             return False
@@ -99,18 +100,14 @@ class Checkpoint:
         known = isinstance(content, dict) and content.get("format") == FORMAT
         if not known or not all(isinstance(content.get(n), dict) for n in ("outer", "fit")):
             raise ValueError(f"{self.path} is not a checkpoint of this version of neuvar's fit()")
-        self.outer, self._saved = content["outer"], content["fit"]
+        self.outer, self.saved = content["outer"], content["fit"]
         return True
 
     def take(self) -> dict[str, Any] | None:
         """The state in the file, at the first call; None at later calls, or without a file."""
         self.read()
-        saved, self._saved = self._saved, None
+        saved, self.saved = self.saved, None
         return saved
-
-    def give_back(self, saved: dict[str, Any]) -> None:
-        """Keep a state that was refused for the next :meth:`take`."""
-        self._saved = saved
 
     def remove(self) -> None:
         """Remove the file."""

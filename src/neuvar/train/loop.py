@@ -410,16 +410,14 @@ class Loop:
         self.fingerprint = options_fingerprint(self.optimizer, parts)
         self.fingerprint |= {"clip": self.clip, "precision": self.precision}
         self.fingerprint |= data_fingerprint(self.batches, self.device) | {"initial weights": start}
-        if (saved := checkpoint.take()) is not None:
-            try:
-                own = self.state_dict()
-                check_state(saved, own, epochs=self.epochs, strict=checkpoint.strict)
-                for name, part in self.parts.items():
-                    if part is not None:
-                        part.load_state_dict(saved[name])
-            except BaseException:
-                checkpoint.give_back(saved)
-                raise
+        checkpoint.read()
+        if (saved := checkpoint.saved) is not None:
+            own = self.state_dict()
+            check_state(saved, own, epochs=self.epochs, strict=checkpoint.strict)
+            for name, part in self.parts.items():
+                if part is not None:
+                    part.load_state_dict(saved[name])
+            checkpoint.take()  # the next training does not resume from it
             self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
             self.curves = {name: list(values) for name, values in saved["curves"].items()}
             self.sums = saved["sums"].to(self.device)

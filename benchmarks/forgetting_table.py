@@ -1,0 +1,133 @@
+"""The tables of the forgetting benchmark, in Markdown, from the lines of its results."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forgetting_methods import METHODS, SEEDS, Method, chosen, held_out_accuracy, setting_of
+from forgetting_training import Setting
+from neuvar.measures.estimate import student_quantile
+
+Lines = Sequence[dict[str, Any]]
+
+
+def report(
+    lines: Lines, planned: Mapping[int, int] = SEEDS, methods: Mapping[str, Method] = METHODS
+) -> list[str]:
+    """All tables: every method, what noise adds, and longer streams."""
+    parts = [methods_table(lines, 5, planned[5], methods)]
+    parts.append(["What noise adds, paired by seed:"])
+    parts.append(noise_table(lines, 5, planned[5], methods))
+    for tasks in planned:
+        if tasks > 5 and any(line["tasks"] == tasks for line in lines):
+            parts.append([f"{tasks} tasks, with the settings that were chosen for five:"])
+            parts.append(methods_table(lines, tasks, planned[tasks], methods))
+    return "\n\n".join("\n".join(part) for part in parts).splitlines()
+
+
+def methods_table(
+    lines: Lines, tasks: int, planned: int, methods: Mapping[str, Method]
+) -> list[str]:
+    """A row for each method that has runs; differences are paired by seed."""
+    baseline = strongest_simple(lines, methods)
+    rows = [
+        f"| {tasks} tasks | chosen setting | n | first task | last task | mean of all tasks "
+        f"| difference to {baseline.name}, 95 % interval |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    reference = by_seed(lines, chosen(baseline, lines), tasks)
+    for method in methods.values():
+        setting = chosen(method, lines)
+        runs = by_seed(lines, setting, tasks)
+        if not runs:
+            continue
+        columns = [
+            spread([run["final"][0] for run in runs.values()]),
+            spread([run["final"][-1] for run in runs.values()]),
+            spread([run["mean"] for run in runs.values()]),
+            "" if method is baseline else difference(runs, reference),
+        ]
+        n = count(len(runs), planned)
+        rows.append(f"| {method.name} | {describe(setting)} | {n} | {' | '.join(columns)} |")
+    return rows
+
+
+def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Method]) -> list[str]:
+    """What noise adds to each method, paired by seed."""
+    rows = [
+        "| method | b | n | without noise | with NVRM | difference, 95 % interval |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for method in methods.values():
+        if not method.without_noise:
+            continue
+        plain = by_seed(lines, chosen(methods[method.without_noise], lines), tasks)
+        setting = chosen(method, lines)
+        noisy = by_seed(lines, setting, tasks)
+        both = sorted(plain.keys() & noisy.keys())
+        if not both:
+            continue
+        means = [spread([runs[seed]["mean"] for seed in both]) for runs in (plain, noisy)]
+        cells = [f"{setting.b:g}", count(len(both), planned), *means, difference(noisy, plain)]
+        rows.append(f"| {method.without_noise} | {' | '.join(cells)} |")
+    return rows
+
+
+def strongest_simple(lines: Lines, methods: Mapping[str, Method]) -> Method:
+    """The simple baseline with the highest accuracy on held-out images, at its chosen setting."""
+    simple = [method for method in methods.values() if method.simple]
+    return max(simple, key=lambda m: held_out_accuracy(chosen(m, lines), m, lines))
+
+
+def by_seed(lines: Lines, setting: Setting, tasks: int) -> dict[int, dict[str, Any]]:
+    return {
+        line["seed"]: line
+        for line in lines
+        if (line["role"], line["tasks"]) == ("test", tasks) and setting_of(line) == setting
+    }
+
+
+def difference(runs: dict[int, dict[str, Any]], reference: dict[int, dict[str, Any]]) -> str:
+    """Mean difference in points over the seeds that both have, with its 95 % interval."""
+    pairs = [
+        100 * (runs[seed]["mean"] - reference[seed]["mean"])
+        for seed in runs.keys() & reference.keys()
+    ]
+    if not pairs:
+        return ""
+    mean = statistics.fmean(pairs)
+    if len(pairs) < 2:
+        return f"{mean:+.2f}"
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
+    reach = student_quantile(0.975, len(pairs) - 1) * error
+    return f"{mean:+.2f} ({mean - reach:+.2f} to {mean + reach:+.2f})"
+
+
+def count(done: int, planned: int) -> str:
+    return str(done) if done >= planned else f"{done} of {planned}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation in percent."""
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def describe(setting: Setting) -> str:
+    """A setting in words; what is as usual is left out."""
+    words = [f"lr {setting.lr:g}"]
+    if setting.within == "linear":
+        words.append("decays to 0 in each task")
+    if setting.task_decay != 1:
+        words.append(f"× {setting.task_decay:g} per task")
+    words.append(f"batch {setting.batch}")
+    if setting.dropout:
+        words.append(f"dropout {setting.dropout:g}")
+    if setting.strength:
+        words.append(f"λ {setting.strength:g}")
+    if setting.b:
+        words.append(f"b {setting.b:g}")
+    return ", ".join(words)
