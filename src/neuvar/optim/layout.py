@@ -77,7 +77,7 @@ def relative_size(p: Tensor, weights: Tensor, relative_to: str | None) -> Tensor
     dtype = torch.promote_types(weights.dtype, torch.float32)
     rows = weights.flatten(1) if weights.ndim > 1 else weights.view(1, -1)
     # Sums over filters in double precision hardly depend on how a tensor is sharded.
-    squares = torch.linalg.vector_norm(rows, dim=1, dtype=dtype).double().square()
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype).double().square()
     by_filter = relative_to == "filter" and weights.ndim > 1
     squares = squares if by_filter else squares.sum()
     if is_sharded(p):
