@@ -270,9 +270,6 @@ class TestTheFile:
         result = torch.load(path, weights_only=True)
         assert result["format"] == checkpoint_module.FORMAT
         assert result["fit"]["epoch"] == EPOCHS
-        Checkpoint(path).remove()
-        Checkpoint(path).remove()
-        assert not path.exists()
 
     def test_a_failure_leaves_the_old_one_and_no_rest(self, tmp_path, monkeypatch):
         path = tmp_path / "c.pt"

@@ -103,10 +103,6 @@ class Checkpoint:
         self.outer, self.saved = content["outer"], content["fit"]
         return True
 
-    def remove(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
-
 
 def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, strict: bool) -> None:
     """Refuse the saved state of another training; ``own`` is the state of this one."""
