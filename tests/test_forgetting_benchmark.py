@@ -111,7 +111,7 @@ class TestTables:
 
 class TestPlan:
     def test_all_methods_have_a_seed_before_the_next_begins(self):
-        runs = forgetting.result_runs(MADE_UP.values(), choice_lines(), 5)
+        runs = forgetting.result_runs(MADE_UP.values(), choice_lines(), 5, 10)
         settings = [FAST, DROPOUT, NOISY]
         assert [run.seed for run in runs] == [seed for seed in range(10) for _ in settings]
         assert [run.setting for run in runs[3:6]] == settings
