@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetting_methods import CHOICE_SEEDS, LONG, METHODS, SEEDS, Method, chosen, setting_of
-from forgetting_table import report
+from forgetting_table import choice_table, report
 from forgetting_training import Run, execute
 from neuvar.data import load
 
@@ -106,7 +106,7 @@ def main() -> None:
         append(options.out, lines[-1])
         print(f"mean of {run.tasks} tasks: {lines[-1]['mean']:.4f}", flush=True)
     if not options.choose:
-        print("\n".join(report(lines)))
+        print("\n".join([*choice_table(lines), "", *report(lines)]))
 
 
 if __name__ == "__main__":
