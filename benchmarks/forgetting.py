@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetting_methods import CHOICE_SEEDS, LONG, METHODS, SEEDS, Method, chosen, setting_of
-from forgetting_table import report
+from forgetting_table import choice_table, report
 from forgetting_training import Run, execute
 from neuvar.data import load
 
@@ -40,10 +40,12 @@ def choice_runs(methods: Iterable[Method]) -> list[Run]:
     return list(dict.fromkeys(runs))
 
 
-def result_runs(methods: Iterable[Method], lines: list[dict[str, Any]], tasks: int) -> list[Run]:
+def result_runs(
+    methods: Iterable[Method], lines: list[dict[str, Any]], tasks: int, seeds: int
+) -> list[Run]:
     """The chosen settings: all methods with the first seed, then all with the second."""
     settings = [chosen(method, lines) for method in methods]
-    return [Run("test", tasks, seed, s) for seed in range(SEEDS[tasks]) for s in settings]
+    return [Run("test", tasks, seed, s) for seed in range(seeds) for s in settings]
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
@@ -82,13 +84,18 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing, print the tables")
     parser.add_argument("--tasks", type=int, choices=SEEDS, default=5)
     parser.add_argument("--only", nargs="+", choices=METHODS, metavar="METHOD")
+    parser.add_argument("--seeds", type=int, help="only the first of the planned seeds")
     parser.add_argument("--until", default="99:99", help="start no run after this time, HH:MM")
     parser.add_argument("--out", type=Path, default=RESULTS / "forgetting.jsonl")
     options = parser.parse_args()
     lines = finished(options.out)
     names = options.only or (LONG if options.tasks > 5 else METHODS)
     methods = [METHODS[name] for name in names]
-    runs = choice_runs(methods) if options.choose else result_runs(methods, lines, options.tasks)
+    seeds = min(options.seeds or SEEDS[options.tasks], SEEDS[options.tasks])
+    if options.choose:
+        runs = choice_runs(methods)
+    else:
+        runs = result_runs(methods, lines, options.tasks, seeds)
     waiting = [] if options.table else left(runs, lines)
     data = load("mnist") if waiting else None
     while waiting and time.strftime("%H:%M") < options.until:
@@ -99,7 +106,7 @@ def main() -> None:
         append(options.out, lines[-1])
         print(f"mean of {run.tasks} tasks: {lines[-1]['mean']:.4f}", flush=True)
     if not options.choose:
-        print("\n".join(report(lines)))
+        print("\n".join([*choice_table(lines), "", *report(lines)]))
 
 
 if __name__ == "__main__":

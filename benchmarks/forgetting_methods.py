@@ -97,14 +97,18 @@ METHODS = {
             (*varied(STABLE, "task_decay", (0.5, 0.7)), STABLE_LINEAR),
             simple=True,
         ),
-        Method("NVRM, stable SGD", varied(STABLE_LINEAR, "b", (0.01,)), without_noise="stable SGD"),
+        Method(
+            "NVRM, stable SGD",
+            varied(STABLE_LINEAR, "b", (0.003, 0.01)),
+            without_noise="stable SGD",
+        ),
         Method("Adam + SI", varied(SI, "strength", (30.0, 100.0))),
-        Method("Adam + MAS", varied(MAS, "strength", (0.03, 0.1))),
-        Method("NVRM-Adam + MAS", varied(MAS, "b", (0.01,)), without_noise="Adam + MAS"),
+        Method("Adam + MAS", varied(MAS, "strength", (0.01, 0.03, 0.1))),
+        Method("NVRM-Adam + MAS", varied(MAS, "b", (0.003, 0.01)), without_noise="Adam + MAS"),
         Method(
             "Adam + EWC",
             (
-                *varied(EWC, "strength", (300.0, 1000.0)),
+                *varied(EWC, "strength", (100.0, 300.0, 1000.0)),
                 replace(EWC, lr=0.001, batch=64),
                 replace(EWC, lr=0.001),
                 replace(EWC, lr=0.003, batch=256),

@@ -76,6 +76,18 @@ def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Me
     return rows
 
 
+def choice_table(lines: Lines, methods: Mapping[str, Method] = METHODS) -> list[str]:
+    """All candidates with their accuracy on held-out images."""
+    rows = ["| method | candidate | mean of 5 tasks, held-out images |", "| --- | --- | ---: |"]
+    for method in methods.values():
+        best = chosen(method, lines)
+        for setting in method.candidates:
+            accuracy = f"{100 * held_out_accuracy(setting, method, lines):.2f}"
+            mark = " (chosen)" if setting == best else ""
+            rows.append(f"| {method.name} | {describe(setting)}{mark} | {accuracy} |")
+    return rows
+
+
 def strongest_simple(lines: Lines, methods: Mapping[str, Method]) -> Method:
     """The simple baseline with the highest accuracy on held-out images, at its chosen setting."""
     simple = [method for method in methods.values() if method.simple]

@@ -100,6 +100,14 @@ class TestTables:
         report = self.report([(FAST, [0.9]), (SLOW, [0.5])])
         assert [row for row in report if "lr 0.01" in row] == []
 
+    def test_settings_that_were_tried(self):
+        assert tables.choice_table(choice_lines(), MADE_UP)[2:] == [
+            "| SGD | lr 0.01, batch 256 | 70.00 |",
+            "| SGD | lr 0.1, batch 256 (chosen) | 90.00 |",
+            "| dropout | lr 0.1, batch 256, dropout 0.5 (chosen) | 80.00 |",
+            "| NVRM-SGD | lr 0.1, batch 256, b 0.02 (chosen) | 85.00 |",
+        ]
+
     def test_longer_streams_have_their_own_table(self):
         lines = [line("test", 0, s, 0.8, tasks=10) for s in (FAST, NOISY)]
         report = tables.report(choice_lines() + lines, {5: 10, 10: 5, 20: 5}, MADE_UP)
@@ -111,7 +119,7 @@ class TestTables:
 
 class TestPlan:
     def test_all_methods_have_a_seed_before_the_next_begins(self):
-        runs = forgetting.result_runs(MADE_UP.values(), choice_lines(), 5)
+        runs = forgetting.result_runs(MADE_UP.values(), choice_lines(), 5, 10)
         settings = [FAST, DROPOUT, NOISY]
         assert [run.seed for run in runs] == [seed for seed in range(10) for _ in settings]
         assert [run.setting for run in runs[3:6]] == settings

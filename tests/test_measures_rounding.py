@@ -339,7 +339,7 @@ def test_training_with_the_noise_of_rounding(known):
     again = NVRMAdam(rounding_parameters(other, bits=3), **given, lr=0.05, b=0)
     again.load_state_dict(optimizer.state_dict())
     assert [group.get("rounding_bits") for group in again.param_groups] == [3, 3, None]
-    assert predict(model, x).noise["0.weight"] == (after[0], "uniform")  # by default
+    assert predict(model, x).noise["0.weight"] == (after[0], "uniform", None)  # by default
 
 
 def test_bad_presets():

@@ -4,7 +4,6 @@ import copy
 import io
 import math
 import signal
-import time
 from statistics import NormalDist
 
 import numpy as np
@@ -15,7 +14,8 @@ from torch.nn.functional import cross_entropy, softmax
 from torch.utils.data import DataLoader, TensorDataset
 
 import neuvar
-from neuvar import NVRM, NVRMSGD, AveragedPredictor, predict
+from neuvar import NVRM, NVRMSGD, AveragedPredictor, _eval_mode, predict
+from neuvar.measures import perturbed
 from neuvar.noise import FAMILIES, Draw, standard_noise, whole_slot
 from neuvar.prediction import noisy_classifier
 from neuvar.prediction.uncertainty import PARTS
@@ -115,7 +115,7 @@ def test_draws_are_those_of_the_family(noise):
         outputs.append(x @ (model.weight + 0.2 * standard_noise(slot, draw)).T)
     expected = torch.stack(outputs).double().softmax(2).mean(0)
     assert torch.allclose(found.probabilities, expected, atol=1e-7)
-    assert found.noise == {"weight": (0.2, noise)}
+    assert found.noise == {"weight": (0.2, noise, None)}
 
 
 def test_parts_add_up():
@@ -269,30 +269,43 @@ def test_model_is_as_before_after_an_error(error, call):
     assert unchanged(model, before)
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
-def test_weights_survive_ctrl_c_at_any_time():
-    """Real signals, wherever they strike: in a forward pass, while noise is added or removed."""
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
-    x, before = torch.randn(16, 8), [p.detach().clone() for p in model.parameters()]
+def test_weights_survive_ctrl_c_at_any_time(monkeypatch):
+    """Real signals while noise is added or removed, in a forward pass, and on the way out."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)), torch.randn(4, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+    calls, strike = [], [0]
+
+    def interrupted(function):
+        def call(*args, **kwargs):
+            calls.append(1)
+            result = function(*args, **kwargs)
+            if len(calls) == strike[0]:
+                signal.raise_signal(signal.SIGINT)
+            return result
+
+        return call
+
+    for place, names in (
+        (noisy_classifier, ("add_noise", "reshard", "local", "summarize")),
+        (perturbed, ("reshard", "local", "relative_size")),
+        (_eval_mode, ("_restorer", "_overrides_train")),
+    ):
+        for name in names:
+            monkeypatch.setattr(place, name, interrupted(getattr(place, name)))
+    model.register_forward_hook(interrupted(lambda *_: None))
+    predict(model, x, b=0.3, draws=4, vectorize=False)
+    total = len(calls)
+    assert total > 40
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
-    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        start = time.perf_counter()
-        predict(model, x, b=0.3, draws=8, vectorize=False)
-        duration, struck = time.perf_counter() - start, 0
-        for k in range(60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-5, duration * (k + 1) / 50))
-                predict(model, x, b=0.3, draws=8, vectorize=False)
-            except KeyboardInterrupt:
-                struck += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert all(map(torch.equal, model.parameters(), before))
+        for k in range(1, total + 1):
+            calls.clear()
+            strike[0] = k
+            with pytest.raises(KeyboardInterrupt):
+                predict(model, x, b=0.3, draws=4, vectorize=False)
+            assert all(map(torch.equal, model.parameters(), before)), k
     finally:
-        signal.signal(signal.SIGALRM, alarm)
         signal.signal(signal.SIGINT, old)
-    assert struck
 
 
 def test_a_pending_backward_is_still_right():
@@ -318,14 +331,14 @@ def test_noise_is_the_optimizers():
     optimizer = NVRM(torch.optim.SGD(groups, lr=0.1), model=model, b=0.1)
     found = predict(model, x)
     assert found.noise == {
-        "0.weight": (0.2, "uniform"),
-        "0.bias": (0.2, "uniform"),
-        "1.weight": (0.1, "gaussian"),
-        "1.bias": (0.1, "gaussian"),
+        "0.weight": (0.2, "uniform", None),
+        "0.bias": (0.2, "uniform", None),
+        "1.weight": (0.1, "gaussian", None),
+        "1.bias": (0.1, "gaussian", None),
     }
     again = predict(model, x, optimizer=optimizer)
     assert torch.equal(found.probabilities, again.probabilities)
-    assert predict(model, x, noise="laplace").noise["0.bias"] == (0.2, "laplace")
+    assert predict(model, x, noise="laplace").noise["0.bias"] == (0.2, "laplace", None)
     with pytest.raises(ValueError, match="groups with different noise"):
         predict(model, x, optimizer=optimizer.state_dict())
 
@@ -334,7 +347,7 @@ def test_noise_from_a_checkpoint():
     model, x = nn.Linear(3, 2), torch.randn(6, 3)
     state = NVRMSGD(copy.deepcopy(model), lr=0.1, b=0.25, noise="laplace").state_dict()
     found = predict(model, x, optimizer=state)
-    assert found.noise == {"weight": (0.25, "laplace"), "bias": (0.25, "laplace")}
+    assert found.noise == {"weight": (0.25, "laplace", None), "bias": (0.25, "laplace", None)}
     with pytest.raises(ValueError, match="neuvar optimizer or the state dict of one"):
         predict(model, x, optimizer=torch.optim.SGD(model.parameters()).state_dict())
     big = NVRMSGD(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), lr=0.1, b=0.1).state_dict()
@@ -391,6 +404,31 @@ def test_relative_noise(relative_to):
         outputs.append(x @ (model.weight.detach() + 0.3 * size * z).T)
     expected = torch.stack(outputs).double().softmax(2).mean(0)
     assert torch.allclose(found.probabilities, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("relative_to", ["tensor", "filter", "weight"])
+def test_relative_noise_of_the_optimizer(relative_to):
+    model, (x, _) = classifier().eval(), classes()
+    optimizer = NVRMSGD(model, lr=0.1, b=0.3, relative_to=relative_to)
+    found = predict(model, x)
+    assert found.noise["0.weight"] == (0.3, "gaussian", relative_to)
+    assert torch.equal(found.probabilities, predict(model, x, optimizer=optimizer).probabilities)
+    del optimizer
+    given = {"b": 0.3, "relative_to": relative_to}
+    assert torch.equal(found.probabilities, predict(model, x, **given).probabilities)
+    with torch.no_grad():
+        outputs = AveragedPredictor(model, **given)(x)
+    assert torch.allclose(outputs.exp().double(), found.probabilities, atol=1e-6)
+    one = predict(model, x, **given, vectorize=False).probabilities
+    assert torch.allclose(one, found.probabilities, atol=1e-6)
+
+
+def test_relative_to_needs_b():
+    model = nn.Linear(5, 3)
+    optimizer = NVRMSGD(model, lr=0.1, b=0.3)
+    with pytest.raises(ValueError, match="relative_to needs b"):
+        predict(model, classes()[0], relative_to="tensor")
+    del optimizer
 
 
 # --- batch normalization and dropout ---

@@ -211,6 +211,12 @@ def finding_wrong_labels() -> list[str]:
     return wrong_labels_tables.finding_tables(RESULTS)
 
 
+def forgetting() -> list[str]:
+    import forgetting_table
+
+    return forgetting_table.report(lines("forgetting.jsonl"))
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
@@ -218,6 +224,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "huggingface": huggingface,
     "wrong_labels": wrong_labels,
     "finding_wrong_labels": finding_wrong_labels,
+    "forgetting": forgetting,
 }
 
 if __name__ == "__main__":

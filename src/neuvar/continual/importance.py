@@ -333,7 +333,7 @@ def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tenso
 
 
 def _check_used_once(scores: Tensor, live: Weights, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Raise if a weight is used other than once, by its own layer."""
+    """Raise unless each weight is used once, by its own layer."""
     ends = {leaf: output.grad_fn for name, (_, output) in seen.items() for leaf in _names([name])}
     users = _users(scores)
     for node in list(users):

@@ -28,7 +28,7 @@ class Task:
 
     Attributes:
         number: position in the stream, from 0.
-        name: its name in results.
+        name: such as "permutation 3".
         classes: its classes of the dataset, in the order of its labels.
         head: its head of a multi-head network; 0 if there is only one head.
     """
@@ -56,7 +56,7 @@ class Stream(Sequence[Task]):
     """A sequence of tasks; a slice is a stream too. The images are kept in memory once.
 
     Attributes:
-        name: its name in results.
+        name: such as "permuted-mnist".
         tasks: its tasks, in order.
         outputs: number of outputs of each head of a network for it.
     """

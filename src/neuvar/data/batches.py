@@ -218,7 +218,7 @@ class Batches:
 def digest(parts: Iterable[Tensor | NDArray[Any]]) -> str:
     """Short hash of tensors or arrays.
 
-    Integers in one dimension, such as labels, are all hashed; of other tensors some rows are.
+    It covers all elements of integer vectors, such as labels, and some rows of other tensors.
 
     >>> digest([torch.arange(3)]) == digest([torch.arange(3)]) != digest([torch.arange(4)])
     True

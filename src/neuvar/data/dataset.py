@@ -43,7 +43,7 @@ class Dataset:
     """A dataset with its official splits, in official order.
 
     Attributes:
-        name: name of the dataset in results.
+        name: such as "mnist".
         classes: number of classes.
         train: training split.
         test: test split.

@@ -25,7 +25,7 @@ TIMEOUT = 15.0
 """Seconds to wait for a connection, and for the next bytes."""
 
 GRACE, SPEED = 30.0, 1024.0
-"""From this many seconds on, the mean speed of an attempt must be this many bytes per second."""
+"""After this many seconds, an attempt needs a mean speed of at least this many bytes per second."""
 
 ATTEMPTS = 5
 CHECK_SECONDS = 0.25

@@ -84,7 +84,8 @@ class NVRMTrainer(Trainer):
             if self.observer is not None:
                 if indices is None:
                     raise ValueError(f"the data collator must keep {INDEX!r} for the observer")
-                self.observer.update(indices, _logits(outputs), labels)
+                logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
+                self.observer.update(indices, logits.detach(), labels)
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -135,8 +136,3 @@ class _SaveObserver(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self.observer.save(folder / OBSERVER_FILE)
-
-
-def _logits(outputs: Any) -> Tensor:
-    logits: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
-    return logits.detach()

@@ -66,8 +66,8 @@ def predict(
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
             checkpoint. By default ``neuvar.optimizer_of(model)``.
         parameters: Which to perturb, as tensors or by name; all by default.
-        relative_to: ``"tensor"`` or ``"filter"`` multiplies b by the root mean square of each
-            tensor, or of each slice along its first axis.
+        relative_to: With ``b``, whether it is relative to the root mean square of each
+            ``"tensor"`` or ``"filter"``, or to each ``"weight"``.
         antithetic: Use each draw as ε and −ε, which cancels the odd part of their effect.
         seed: Of all draws.
         sampler: ``"table"`` or ``"fresh"``, as in the optimizers.
@@ -102,13 +102,12 @@ def predict(
         data = (data, torch.zeros(len(data), dtype=torch.int64))
     noisy = NoisyClassifier(
         model,
-        relative_to=relative_to,
         parameters=parameters,
         seed=seed,
         sampler=sampler,
         stream=PREDICTIONS,
     )
-    noisy.terms = noise_terms(model, noisy.slots, b, noise, optimizer)
+    noisy.terms = noise_terms(model, noisy.slots, b, noise, relative_to, optimizer)
     noisy.signs = (1, -1) if antithetic else (1,)
     noisy.logits, noisy.dropout, noisy.vectorize = logits, dropout, vectorize
     noisy.feed = feed or feed_inputs
@@ -129,7 +128,7 @@ def predict(
     if not value["probabilities"].isfinite().all():
         raise ValueError("the model returns values that are not finite under the noise")
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    known = {names[p]: (own.b, own.noise) for p, own in noisy.terms.items()}
+    known = {names[p]: own for p, own in noisy.terms.items()}
     return Prediction(
         **value, targets=labels, draws=draws, noise=known, stderr=stderr, bias=bias,
         samples=draws // len(noisy.signs), confidence=confidence,

@@ -20,7 +20,7 @@ from neuvar._batches import TARGET_KEYS, Batches, Feed, Generators, feed_batch, 
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.measures.perturbed import DRAWS_AT_ONCE, FedModel, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
-from neuvar.optim.layout import is_sharded, local, reshard
+from neuvar.optim.layout import is_sharded, local, relative_size, reshard
 from neuvar.prediction.training_noise import Kind
 from neuvar.prediction.uncertainty import Summary, summarize
 
@@ -56,6 +56,8 @@ class NoisyClassifier(PerturbedModel):
     statistics: list[list[dict[str, Tensor]]] | None = None
 
     def _begin(self) -> None:
+        for p, own in self.terms.items():
+            self.sizes[p] = relative_size(p, self._clean_weights[p], own.relative_to)
         layers = [m for m in self.model.modules() if isinstance(m, _DropoutNd)]
         if self.dropout and not layers:
             raise ValueError("dropout=True needs a model with dropout layers, which are modules")
@@ -76,10 +78,7 @@ class NoisyClassifier(PerturbedModel):
             for sign in self.signs:
                 self.perturb(number, sign)
                 reestimate_batchnorm(self.model, batches)
-                own = [
-                    {k: b.clone() for k, b in n.named_buffers(recurse=False)} for n in self.norms
-                ]
-                self.statistics.append(own)
+                self.statistics.append([_copies(norm) for norm in self.norms])
 
     def perturb(self, number: int, sign: int) -> None:
         """Set the weights to those of a draw, and the statistics of batch normalization, too."""

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from neuvar import _validate
 from neuvar.measures.perturbed import PREDICTIONS, Parameters, select_parameters
 from neuvar.noise import Draw, Term, standard_noise
+from neuvar.optim.layout import relative_size
 from neuvar.optim.wrapper import Wrapper
 from neuvar.prediction.training_noise import check_draws, noise_terms
 
@@ -36,6 +37,7 @@ class AveragedPredictor(nn.Module):
         noise: Family of the noise.
         optimizer: Where to take the noise from.
         parameters: Which to perturb.
+        relative_to: With ``b``, what it is relative to.
         antithetic: Use each draw as ε and −ε.
         seed: Of all draws.
         logits: Whether the model returns logits or probabilities.
@@ -56,6 +58,7 @@ class AveragedPredictor(nn.Module):
         noise: str | None = None,
         optimizer: Wrapper | Mapping[str, Any] | None = None,
         parameters: Parameters | None = None,
+        relative_to: str | None = None,
         antithetic: bool = True,
         seed: int = 0,
         logits: bool = True,
@@ -68,14 +71,13 @@ class AveragedPredictor(nn.Module):
         self.logits = _validate.boolean("logits", logits)
         self.seed = _validate.seed(seed)
         slots = select_parameters(model, parameters)
-        kinds = noise_terms(model, slots, b, noise, optimizer)
+        kinds = noise_terms(model, slots, b, noise, relative_to, optimizer)
         names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self.terms = {
-            names[p]: Term(
-                slots[p], Draw(0, 1, kind.noise, self.seed, "table", PREDICTIONS), kind.b
-            )
-            for p, kind in kinds.items()
-        }
+        draw = Draw(seed=self.seed, sampler="table", rank=PREDICTIONS)
+        self.terms = {}
+        for p, kind in kinds.items():
+            own = draw._replace(noise=kind.noise, relative_to=kind.relative_to or "")
+            self.terms[names[p]] = Term(slots[p], own, kind.b)
 
     def extra_repr(self) -> str:
         return f"draws={self.draws}, antithetic={self.antithetic}, seed={self.seed}"
@@ -99,5 +101,7 @@ class AveragedPredictor(nn.Module):
             if (term := self.terms.get(name)) is not None:
                 draw = term.draw._replace(number=number)
                 z = standard_noise(term.slot, draw, p.device)
+                size = relative_size(p, p.detach(), draw.relative_to)
+                z = z if size is None else z * size
                 weights[name] = torch.add(p, z.to(p.dtype), alpha=sign * term.b)
         return weights

@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from neuvar import _validate
-from neuvar.noise import Slot, family, scale
+from neuvar.noise import RELATIVE_TO, Slot, family, scale
 from neuvar.optim.nvrm import optimizer_of
 from neuvar.optim.wrapper import Wrapper
 
 
 class Kind(NamedTuple):
-    """Scale and family of the noise of a parameter."""
+    """Scale and family of the noise of a parameter, and what b is relative to."""
 
     b: float
     noise: str
+    relative_to: str | None = None
 
 
 def noise_terms(
@@ -25,16 +26,20 @@ def noise_terms(
     slots: Mapping[Tensor, Slot],
     b: float | None,
     noise: str | None,
+    relative_to: str | None,
     optimizer: Wrapper | Mapping[str, Any] | None,
 ) -> dict[Tensor, Kind]:
     """The noise of each parameter that has some: as given, or as the optimizer's."""
     if noise is not None:
         family(noise)
+    _validate.one_of("relative_to", relative_to, (None, *RELATIVE_TO))
     if b is not None:
         if optimizer is not None:
             raise ValueError("give either b or optimizer, not both")
-        kind = Kind(scale("b", b), noise or "gaussian")
+        kind = Kind(scale("b", b), noise or "gaussian", relative_to)
         return dict.fromkeys(slots, kind) if kind.b else {}
+    if relative_to is not None:
+        raise ValueError("relative_to needs b; without it the optimizer says what b is relative to")
     if optimizer is None:
         try:
             optimizer = optimizer_of(model)
@@ -48,7 +53,7 @@ def noise_terms(
     else:
         groups = _saved_groups(optimizer, list(model.parameters()))
     terms = {
-        p: Kind(scale("b", group["b"]), noise or group["noise"])
+        p: Kind(scale("b", group["b"]), noise or group["noise"], group.get("relative_to") or None)
         for group, params in groups
         for p in params
         if p in slots and p.requires_grad and group["b"]
@@ -63,7 +68,7 @@ def _saved_groups(state: Any, params: list[Tensor]) -> list[tuple[dict[str, Any]
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if not groups or any("drawn" not in group for group in groups):
         raise ValueError("optimizer must be a neuvar optimizer or the state dict of one")
-    kinds = {(group["b"], group["noise"]) for group in groups}
+    kinds = {(group["b"], group["noise"], group.get("relative_to")) for group in groups}
     if len(kinds) > 1:
         raise ValueError(
             "the state dict has parameter groups with different noise, and does not say which "

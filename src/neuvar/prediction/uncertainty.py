@@ -34,7 +34,7 @@ class Prediction:
         mutual_information: Their difference I: how much the perturbed models disagree.
         targets: The targets of the data, or None.
         draws: Number of perturbed models.
-        noise: b and family of the noise of each parameter that has some, by name.
+        noise: b, family and ``relative_to`` of the noise of each parameter that has some, by name.
         stderr: Standard error of each of the first four, from the finite number of draws.
         bias: Jackknife estimate of the bias of each of the first four.
         confidence: Confidence level of :meth:`interval`.
@@ -46,7 +46,7 @@ class Prediction:
     mutual_information: Tensor = field(repr=False)
     targets: Tensor | None = field(repr=False)
     draws: int
-    noise: Mapping[str, tuple[float, str]] = field(repr=False)
+    noise: Mapping[str, tuple[float, str, str | None]] = field(repr=False)
     stderr: Mapping[str, Tensor] = field(repr=False)
     bias: Mapping[str, Tensor] = field(repr=False)
     samples: int = field(repr=False)

@@ -85,7 +85,7 @@ class Checkpoint:
         self._last = time.monotonic()
 
     def read(self) -> bool:
-        """Read the file, once, and set ``outer``; returns whether the file exists."""
+        """Read the file, once; returns whether there is a state to resume from."""
         if self._was_read:
             return self.saved is not None
         self._was_read = True
@@ -102,16 +102,6 @@ class Checkpoint:
             raise ValueError(f"{self.path} is not a checkpoint of this version of neuvar's fit()")
         self.outer, self.saved = content["outer"], content["fit"]
         return True
-
-    def take(self) -> dict[str, Any] | None:
-        """The state in the file, at the first call; None at later calls, or without a file."""
-        self.read()
-        saved, self.saved = self.saved, None
-        return saved
-
-    def remove(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
 
 
 def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, strict: bool) -> None:
@@ -222,7 +212,7 @@ def _plain(options: Mapping[str, Any]) -> Fingerprint:
 
 
 def data_fingerprint(batches: Any, device: torch.device) -> Fingerprint:
-    """What identifies the batches. Draws no random numbers that the training would miss."""
+    """What identifies the batches. Afterwards all generators are in the same state as before."""
     if callable(own := getattr(batches, "fingerprint", None)):
         return dict(own())
     if callable(epoch := getattr(batches, "epoch", None)):

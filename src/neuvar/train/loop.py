@@ -400,7 +400,7 @@ class Loop:
                 self.writer.add_scalar(name, float(value), self.epoch + 1)
 
     def resume(self, checkpoint: Checkpoint, start: str) -> None:
-        """Load the checkpoint if it has something for this training, which began at ``start``."""
+        """Resume if the checkpoint holds a state; ``start`` is the hash of the initial weights."""
         if getattr(self.batches, "persistent_workers", False):
             raise ValueError(
                 "batches must be a DataLoader with persistent_workers=False if there is a "
@@ -417,7 +417,7 @@ class Loop:
             for name, part in self.parts.items():
                 if part is not None:
                     part.load_state_dict(saved[name])
-            checkpoint.take()  # the next training does not resume from it
+            checkpoint.saved = None  # the next training does not resume from it
             self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
             self.curves = {name: list(values) for name, values in saved["curves"].items()}
             self.sums = saved["sums"].to(self.device)
