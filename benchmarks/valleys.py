@@ -304,7 +304,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
                 marker = "osD^v<>"[index]
                 axes.plot(x, means, marker=marker, markersize=4, label=problem.title)
             axes.axhline(0, color="black", linewidth=0.8)
-            axes.set_xscale("log")
+            axes.set(xscale="log", xlim=(0.8 * SCALES[scale][0], 1.25 * SCALES[scale][-1]))
             kind = "absolute" if scale == "absolute" else f"relative to {scale}"
             axes.set_title(f"{kind}, {titles[labels]}")
             axes.set_xlabel("b")
