@@ -1,0 +1,309 @@
+"""Which training keeps a network working when its weights move? Noise, rounding and bit flips.
+
+    python benchmarks/moved_weights.py            # the choice runs, then ten seeds of each method
+    python benchmarks/moved_weights.py --table    # run nothing, write the table
+
+784-256-256-10 on 10,000 MNIST images, 20 epochs, batch 128, learning rate 0.001. The settings of a
+method are chosen with another seed by the mean accuracy of held-out images over all disturbances.
+SAM takes two gradients per step: it is trained for as many epochs, and for half of them. One line
+per run in results/moved_weights.jsonl, the table in results/moved_weights.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import neuvar
+from neuvar import measures
+from neuvar.baselines import SAM
+from neuvar.data import load
+from neuvar.engine import Results
+from neuvar.engine.job import provenance
+from neuvar.measures.estimate import student_quantile
+
+RESULTS = Path(__file__).parents[1] / "results"
+CHOICE_SEED, SEEDS = 1000, 10
+EPOCHS, BATCH, LR = 20, 128, 1e-3
+DRAWS = 8
+Line = dict[str, Any]
+Setting = dict[str, float]
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train, the settings to choose from, and its cost in gradients, that of Adam = 1."""
+
+    settings: tuple[Setting, ...] = ({},)
+    optimizer: str = "adam"
+    cost: float = 1.0
+    epochs: float = 1.0
+    """Share of the epochs."""
+    chosen_with: str = ""
+    """Method whose choice counts for this one as well."""
+
+
+def grid(name: str, *values: float, **others: float) -> tuple[Setting, ...]:
+    return tuple({name: value} | others for value in values)
+
+
+RHO = grid("rho", 0.05, 0.1, 0.2, 0.5)
+METHODS = {
+    "Adam": Method(),
+    "weight decay (AdamW)": Method(grid("weight_decay", 0.1, 0.3, 1.0), "adamw"),
+    "dropout": Method(grid("dropout", 0.2, 0.5)),
+    "SAM, half the epochs": Method(RHO, "sam", epochs=0.5),
+    "SAM": Method(RHO, "sam", cost=2.0, chosen_with="SAM, half the epochs"),
+    "IVON": Method(
+        (*grid("hess_init", 0.5, 0.1, 0.05, lr=0.1), {"hess_init": 0.5, "lr": 0.5}), "ivon"
+    ),
+    "NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.07), "nvrm"),
+    "NVRM-Adam, relative to filters": Method(grid("relative_b", 0.2, 0.4, 0.8), "nvrm"),
+    "dropout + NVRM-Adam": Method(grid("b", 0.03, 0.05, dropout=0.2), "nvrm"),
+}
+NOISY = ("NVRM-Adam", "NVRM-Adam, relative to filters", "dropout + NVRM-Adam")
+BASELINES = tuple(name for name in METHODS if name not in NOISY)
+DISTURBANCES = {
+    "noise 0.1": "Gaussian noise of scale 0.1",
+    "noise of half the size": "noise of 0.5 × each tensor's root mean square",
+    "noise of the whole size": "noise of 1 × each tensor's root mean square",
+    "3 bits": "3 bits per weight, by row",
+    "2 bits": "2 bits per weight, by row",
+    "bit flips": "one bit in 100 flipped, 8-bit weights",
+}
+
+
+@cache
+def images() -> dict[str, Data]:
+    data = load("mnist")
+    x, y = data.train.images.flatten(1).float() / 255, data.train.labels
+    test = data.test.images.flatten(1).float() / 255, data.test.labels
+    return {"train": (x[:10_000], y[:10_000]), "held_out": (x[10_000:15_000], y[10_000:15_000]),
+            "test": test}  # fmt: skip
+
+
+def network(dropout: float, seed: int, width: int = 256) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for size in (784, width):
+            layers += [nn.Linear(size, width), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+        return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def optimizer_for(method: Method, model: nn.Module, setting: Setting, count: int, seed: int) -> Any:
+    params = model.parameters()
+    if method.optimizer == "ivon":
+        from ivon import IVON
+
+        # The effective sample size is the number of training images, as its authors advise.
+        return IVON(params, lr=setting["lr"], ess=count, hess_init=setting["hess_init"])
+    if method.optimizer == "nvrm":
+        relative = "relative_b" in setting
+        b = setting["relative_b" if relative else "b"]
+        how = {"relative_to": "filter"} if relative else {}
+        return neuvar.NVRMAdam(model, lr=LR, b=b, seed=seed, **how)
+    if method.optimizer == "adamw":
+        return torch.optim.AdamW(params, lr=LR, fused=True, weight_decay=setting["weight_decay"])
+    adam = torch.optim.Adam(params, lr=LR, fused=True)
+    return SAM(adam, rho=setting["rho"]) if method.optimizer == "sam" else adam
+
+
+def train(method: Method, setting: Setting, data: Data, seed: int, **size: Any) -> nn.Module:
+    """Train with the steps that the optimizer's authors ask for."""
+    x, y = data
+    model = network(setting.get("dropout", 0.0), seed, **size)
+    optimizer = optimizer_for(method, model, setting, len(x), seed)
+    order = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # dropout, and IVON's noise
+        for _ in range(math.ceil(method.epochs * EPOCHS)):
+            for index in torch.randperm(len(x), generator=order).split(BATCH):
+
+                def backward(index: Tensor = index) -> None:
+                    optimizer.zero_grad()
+                    cross_entropy(model(x[index]), y[index]).backward()
+
+                if method.optimizer == "ivon":
+                    with optimizer.sampled_params(train=True):
+                        backward()
+                else:
+                    backward()
+                if method.optimizer == "sam":
+                    optimizer.climb()
+                    backward()
+                optimizer.step()
+    return model.eval()
+
+
+def accuracies(model: nn.Module, data: Data, seed: int) -> dict[str, float]:
+    """Accuracy at the clean weights and under every disturbance."""
+
+    def noisy(b: float, **how: Any) -> float:
+        found = neuvar.neural_variability(
+            model, cross_entropy, data, b=b, draws=DRAWS, seed=seed, **how
+        )
+        assert found.accuracy is not None
+        return found.accuracy.mean
+
+    rounded = measures.rounding(model, data, bits=(3, 2), by="row")
+    flips = measures.bit_flips(model, data, rates=(1e-2,), bits=8, draws=DRAWS, seed=seed)
+    return {
+        "clean": rounded.clean.value,
+        "noise 0.1": noisy(0.1),
+        "noise of half the size": noisy(0.5, relative_to="tensor"),
+        "noise of the whole size": noisy(1.0, relative_to="tensor"),
+        "3 bits": rounded.accuracies["row"][3].value,
+        "2 bits": rounded.accuracies["row"][2].value,
+        "bit flips": flips.accuracies[0].mean,
+    }
+
+
+def run_one(run: dict[str, Any]) -> Line:
+    began, parts = time.process_time(), images()
+    model = train(METHODS[run["method"]], run["setting"], parts["train"], run["seed"])
+    finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    split = "held_out" if run["seed"] == CHOICE_SEED else "test"
+    last = accuracies(model, parts[split], run["seed"]) if finite else {}
+    line = {"key": key(run), "run": run, "status": "finished" if finite else "diverged"}
+    line |= {"reason": None, "last": last, "seconds": round(time.process_time() - began, 1)}
+    return line | provenance("cpu", 1)
+
+
+def key(run: dict[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True)
+
+
+def choice_runs() -> Iterator[dict[str, Any]]:
+    for name, method in METHODS.items():
+        for setting in () if method.chosen_with else method.settings:
+            yield {"method": name, "setting": setting, "seed": CHOICE_SEED}
+
+
+def reported_runs(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """All methods with the first seed, then with the second: the table is fair at any time."""
+    for seed in range(SEEDS):
+        for name in METHODS:
+            yield {"method": name, "setting": chosen(lines, name), "seed": seed}
+
+
+def chosen(lines: Sequence[Line], name: str) -> Setting:
+    """The setting with the best mean accuracy of held-out images over all disturbances."""
+    name = METHODS[name].chosen_with or name
+    scores = {
+        json.dumps(line["run"]["setting"]): statistics.fmean(line["last"][d] for d in DISTURBANCES)
+        for line in lines
+        if (line["run"]["method"], line["run"]["seed"]) == (name, CHOICE_SEED) and line["last"]
+    }
+    settings = METHODS[name].settings
+    return max(settings, key=lambda setting: scores.get(json.dumps(setting), -math.inf))
+
+
+def values(lines: Sequence[Line], name: str, measure: str) -> dict[int, float]:
+    """A measure of a method at its chosen setting, by seed."""
+    setting = chosen(lines, name)
+    return {
+        line["run"]["seed"]: line["last"][measure]
+        for line in lines
+        if line["run"]["method"] == name
+        and line["run"]["setting"] == setting
+        and line["run"]["seed"] < SEEDS
+        and line["last"]
+    }
+
+
+def best_baseline(lines: Sequence[Line], measure: str) -> str:
+    """The baseline without noise that is best on the test set, at no more than Adam's cost."""
+    equal = [name for name in BASELINES if METHODS[name].cost <= 1 and values(lines, name, measure)]
+    return max(equal, key=lambda n: statistics.fmean(values(lines, n, measure).values()))
+
+
+def interval(gains: Sequence[float]) -> tuple[float, float, float]:
+    mean = statistics.fmean(gains)
+    if len(gains) < 2:
+        return mean, -math.inf, math.inf
+    error = statistics.stdev(gains) / math.sqrt(len(gains))
+    half = student_quantile(0.975, len(gains) - 1) * error
+    return mean, mean - half, mean + half
+
+
+def gain(lines: Sequence[Line], name: str, measure: str) -> tuple[float, float, float] | None:
+    """A method's accuracy minus that of the best baseline, in points, paired by seed."""
+    own, other = (values(lines, n, measure) for n in (name, best_baseline(lines, measure)))
+    pairs = [100 * (own[seed] - other[seed]) for seed in sorted(own.keys() & other.keys())]
+    return interval(pairs) if pairs else None
+
+
+def table(lines: Sequence[Line]) -> list[str]:
+    """Accuracy in percent of every method under every disturbance."""
+    measures_ = {"clean": "as trained"} | DISTURBANCES
+    rows = [f"| method | gradients | n | {' | '.join(measures_.values())} |"]
+    rows.append("| --- | ---: |" + " ---: |" * (1 + len(measures_)))
+    for name, method in METHODS.items():
+        found = {m: list(values(lines, name, m).values()) for m in measures_}
+        if n := len(found["clean"]):
+            words = ", ".join(f"{k} = {v:g}" for k, v in chosen(lines, name).items())
+            cells = [spread(found[m]) for m in measures_]
+            count = str(n) if n >= SEEDS else f"{n} of {SEEDS}"
+            title = f"{name} ({words})" if words else name
+            rows.append(f"| {title} | {method.cost:g} × | {count} | {' | '.join(cells)} |")
+    if len(rows) == 2:
+        return rows
+    rows += ["", "Minus the best baseline of the same cost, in points, with 95 % intervals:", ""]
+    rows += [
+        f"| method | {' | '.join(measures_.values())} |",
+        "| --- |" + " ---: |" * len(measures_),
+    ]
+    baselines = [best_baseline(lines, m) for m in measures_]
+    rows.append(f"| best baseline | {' | '.join(baselines)} |")
+    for name in NOISY:
+        gains = [gain(lines, name, m) for m in measures_]
+        cells = ["–" if g is None else f"{g[0]:+.1f} ({g[1]:+.1f} to {g[2]:+.1f})" for g in gains]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def spread(found: Sequence[float]) -> str:
+    mean = f"{100 * statistics.fmean(found):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(found):.1f}" if len(found) > 1 else mean
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = Results(options.results / "moved_weights.jsonl")
+
+    def run_missing(runs: Iterator[dict[str, Any]]) -> None:
+        for run in runs:
+            if results.recorded(key(run)) is None:
+                line = run_one(run)
+                results.add(line)
+                print(*run.values(), line["status"], line["last"], line["seconds"], flush=True)
+
+    if not options.table:
+        run_missing(choice_runs())
+        run_missing(reported_runs(list(results.lines().values())))
+    text = "\n".join(table(list(results.lines().values()))) + "\n"
+    (options.results / "moved_weights.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
