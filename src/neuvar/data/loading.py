@@ -16,17 +16,8 @@ from pathlib import Path
 import torch
 
 from neuvar import _validate
-from neuvar.data import cache, idx, packages, web
-from neuvar.data.catalogue import (
-    COARSE_NAMES,
-    ENTRIES,
-    SUPERCLASS,
-    Array,
-    Arrays,
-    DataError,
-    Entry,
-    os_errors,
-)
+from neuvar.data import cache, catalogue, idx, packages, web
+from neuvar.data.catalogue import ENTRIES, Array, Arrays, DataError, Entry, os_errors
 from neuvar.data.dataset import Dataset, mnist_excerpt, splits
 from neuvar.data.verified import read_cifar
 
@@ -74,13 +65,14 @@ def load(
             cache.store(entry, obtained.arrays)
         except DataError as error:
             warnings.warn(f"{error}; {entry.title} is not kept in the cache", stacklevel=2)
+    names, coarse_names = entry.class_names, catalogue.COARSE_NAMES
     if name.endswith("-coarse"):
-        coarse = splits(obtained.arrays, "coarse")
-        return Dataset(name, len(COARSE_NAMES), *coarse, COARSE_NAMES)
-    fine, names = splits(obtained.arrays), entry.class_names
+        return Dataset(name, len(coarse_names), *splits(obtained.arrays, "coarse"), coarse_names)
+    fine = splits(obtained.arrays)
     if "train_coarse" not in obtained.arrays:
         return Dataset(name, len(names), *fine, names)
-    return Dataset(name, len(names), *fine, names, torch.tensor(SUPERCLASS), COARSE_NAMES)
+    superclass = torch.tensor(catalogue.SUPERCLASS)
+    return Dataset(name, len(names), *fine, names, superclass, coarse_names)
 
 
 def mnist(*, folder: str | Path | None = None, download: bool = True) -> Dataset:
@@ -131,10 +123,7 @@ def cifar100(
 
 @dataclass(frozen=True, eq=False)
 class Obtained:
-    """The verified arrays of a dataset, and where they come from.
-
-    They are new if neither the local folder nor the cache has them.
-    """
+    """The verified arrays of a dataset; new if neither the local folder nor the cache has them."""
 
     arrays: Arrays
     source: str

@@ -1,0 +1,212 @@
+"""Tables and figures of uncertainty.py, from its lines."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+METHODS = {
+    ("plain", "clean"): "plain",
+    ("sam", "clean"): "SAM",
+    ("swa", "clean"): "SWA",
+    ("dropout", "clean"): "dropout, off at test",
+    ("dropout", "averaged"): "MC dropout",
+    ("ivon", "clean"): "IVON, mean weights",
+    ("ivon", "averaged"): "IVON, averaged",
+    ("nvrm", "clean"): "NVRM, clean weights",
+    ("nvrm", "averaged"): "NVRM, averaged",
+    ("ensemble", "mean"): "ensemble of three, 3× the cost",
+}
+OURS, CEILING = ("nvrm", "averaged"), ("ensemble", "mean")
+PREDICTION_COLUMNS = {
+    "accuracy": ("accuracy, %", 100, 1),
+    "calibration_error": ("calibration error", 1, 4),
+    "log_loss": ("log loss", 1, 3),
+    "brier": ("Brier score", 1, 4),
+    "selective_80": ("accuracy at 80 % coverage, %", 100, 1),
+    "strange_auroc": ("AUROC, other kind of input", 1, 3),
+    "corrupted": ("accuracy on corrupted images, %", 100, 1),
+}
+JUDGED = ("calibration_error", "log_loss")
+
+Lines = list[dict[str, Any]]
+
+
+def tables(lines: Lines, rows: dict[str, Any]) -> str:
+    """All tables as Markdown."""
+    parts = [_one(lines, row) for row in rows.values()]
+    return "\n".join(part for part in parts if part)
+
+
+def _reported(lines: Lines, row: str) -> dict[tuple[str, str], Lines]:
+    """Predictions of each method, one per seed."""
+    found = defaultdict(list)
+    for line in lines:
+        run = line["run"]
+        if run["row"] == row and not run["choice"] and line["status"] == "finished":
+            for way, numbers in line["predictions"].items():
+                found[run["arm"], way].append(numbers)
+    return found
+
+
+def _weights(lines: Lines, row: str) -> dict[str, Lines]:
+    found = defaultdict(list)
+    for line in lines:
+        run = line["run"]
+        if run["row"] == row and not run["choice"] and "weights" in line:
+            found[run["arm"]].append(line["weights"])
+    return found
+
+
+def cell(values: list[float], factor: float, digits: int) -> str:
+    """Mean ± standard deviation."""
+    spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * statistics.fmean(values):.{digits}f}{spread}"
+
+
+def _one(lines: Lines, row: Any) -> str:
+    found = _reported(lines, row.name)
+    if not found:
+        return ""
+    counts = sorted({len(own) for own in found.values()})
+    n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    heads = [title for title, _, _ in PREDICTION_COLUMNS.values()]
+    text = [
+        f"### {row.title}",
+        "",
+        f"Mean ± standard deviation over seeds, {n}.",
+        "",
+        f"| method | {' | '.join(heads)} |",
+        "| --- |" + " ---: |" * len(heads),
+    ]
+    for method, title in METHODS.items():
+        if own := found.get(method):
+            cells = [
+                cell([numbers[name] for numbers in own], factor, digits)
+                for name, (_, factor, digits) in PREDICTION_COLUMNS.items()
+            ]
+            text.append(f"| {title} | {' | '.join(cells)} |")
+    text += ["", *(_verdict(found, name) for name in JUDGED), ""]
+    return "\n".join([*text, *_weights_table(lines, row)])
+
+
+def _weights_table(lines: Lines, row: Any) -> list[str]:
+    found = _weights(lines, row.name)
+    if not found:
+        return []
+    heads = [
+        f"PGD, ε = {row.epsilon:.3g}", "4 bits, tensor", "3 bits, tensor", "2 bits, tensor",
+        "3 bits, rows", "2 bits, rows", "torch's kernels, 8 bits", "4 bits",
+        "bit flips, 0.1 %", "1 %", "analog noise, multiplicative 0.1", "additive 0.1",
+    ]  # fmt: skip
+    text = [f"| clean weights, accuracy in % | {' | '.join(heads)} |", "| --- |" + " ---: |" * 12]
+    for arm, title in (
+        ("plain", "plain"), ("sam", "SAM"), ("swa", "SWA"), ("dropout", "dropout"),
+        ("ivon", "IVON"), ("nvrm", "NVRM"),
+    ):  # fmt: skip
+        if own := found.get(arm):
+            columns = [
+                [w["attacked"] for w in own],
+                *([w["bits"]["tensor"][k] for w in own] for k in (4, 5, 6)),
+                *([w["bits"]["row"][k] for w in own] for k in (5, 6)),
+                *([w["kernels"][bits] for w in own] for bits in ("8", "4")),
+                *([w["bit_flips"][k] for w in own] for k in (0, 1)),
+                *([w["analog"][kind] for w in own] for kind in ("multiplicative", "additive")),
+            ]
+            text.append(f"| {title} | {' | '.join(cell(c, 100, 1) for c in columns)} |")
+    return [*text, ""]
+
+
+def _verdict(found: dict[tuple[str, str], Lines], name: str) -> str:
+    """Whether NVRM averaged is below every single-model method beyond two standard errors."""
+    title = PREDICTION_COLUMNS[name][0]
+    ours = [numbers[name] for numbers in found.get(OURS, [])]
+    if len(ours) < 2:
+        return f"{title}: not enough runs."
+    better, worse, open_ = [], [], []
+    for method, label in METHODS.items():
+        theirs = [numbers[name] for numbers in found.get(method, [])]
+        if method in (OURS, CEILING, ("nvrm", "clean")) or len(theirs) < 2:
+            continue
+        gap = statistics.fmean(theirs) - statistics.fmean(ours)
+        error = math.sqrt(
+            sum(statistics.variance(values) / len(values) for values in (ours, theirs))
+        )
+        (better if gap > 2 * error else worse if gap < -2 * error else open_).append(label)
+    parts = [
+        f"{words} {', '.join(labels)}"
+        for words, labels in (
+            ("lower than", better),
+            ("higher than", worse),
+            ("no significant difference from", open_),
+        )
+        if labels
+    ]
+    return f"{title.capitalize()} of NVRM averaged, beyond two standard errors: {'; '.join(parts)}."
+
+
+def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
+    """Reliability, accuracy against coverage, and accuracy against bits, one file per row."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    shown = {
+        ("plain", "clean"): ("0.45", "plain"),
+        ("dropout", "averaged"): ("#009E73", "MC dropout"),
+        ("ivon", "averaged"): ("#CC79A7", "IVON, averaged"),
+        ("nvrm", "averaged"): ("#0072B2", "NVRM, averaged"),
+        ("ensemble", "mean"): ("#D55E00", "ensemble of three"),
+    }
+    for row in rows.values():
+        found, weights = _reported(lines, row.name), _weights(lines, row.name)
+        if not found:
+            continue
+        figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+        for method, (color, label) in shown.items():
+            if own := found.get(method):
+                style = {"color": color, "label": label, "linewidth": 1.6}
+                confidence, accuracy = _pooled([numbers["bins"] for numbers in own])
+                axes[0].plot(confidence, accuracy - confidence, marker="o", markersize=3, **style)
+                curve = np.mean([numbers["coverage"] for numbers in own], axis=0)
+                axes[1].plot(np.arange(4, 21) / 20, curve, **style)
+        for arm, color in (
+            ("plain", "0.45"), ("dropout", "#009E73"), ("ivon", "#CC79A7"),
+            ("sam", "#E69F00"), ("nvrm", "#0072B2"),
+        ):  # fmt: skip
+            if own := weights.get(arm):
+                for by, line in (("row", "-"), ("tensor", "--")):
+                    mean = np.mean([w["bits"][by] for w in own], axis=0)
+                    name = {"nvrm": "NVRM", "sam": "SAM", "ivon": "IVON"}.get(arm, arm)
+                    label = name if by == "row" else None
+                    axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)
+        axes[0].axhline(0, color="0.7", linewidth=0.8)
+        axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
+        axes[1].set(xlabel="coverage, the surest first", ylabel="accuracy", title="Selection")
+        axes[2].set(
+            xlabel="bits of a weight", ylabel="accuracy", title="Rounding: rows –, tensors - -"
+        )
+        axes[2].invert_xaxis()
+        for ax in axes:
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.legend(frameon=False, fontsize="small")
+        figure.suptitle(row.title)
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / f"uncertainty-{row.name}.png", dpi=110)
+        pyplot.close(figure)
+
+
+def _pooled(runs: list[list[list[float]]]) -> tuple[Any, Any]:
+    """Mean confidence and accuracy of bins by their order, over runs, weighted by examples."""
+    size = max(map(len, runs))
+    sums = np.zeros((size, 3))
+    for bins in runs:
+        for k, (confidence, accuracy, count) in enumerate(bins):
+            sums[k + size - len(bins)] += np.array([confidence, accuracy, 1]) * count
+    return sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2]
