@@ -1,0 +1,171 @@
+"""What noise is good for: each use, against the best method without noise that costs as much.
+
+``rows`` makes them from the lines of the other benchmarks; ``tools/write_tables.py`` writes the
+table into the documents. The baseline is the best of all that were run, on the test set itself,
+which favours it. Differences are paired by seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import forgetting_methods
+import forgetting_table
+import moved_weights
+import wrong_labels_plan
+import wrong_labels_tables
+from moved_weights import interval
+
+FEW = 5
+"""With fewer trials a result is preliminary."""
+BySeed = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A comparison: values by seed of the best baseline and of the method with noise."""
+
+    use: str
+    measure: str
+    baseline: str
+    without: BySeed
+    method: str
+    with_noise: BySeed
+    percent: bool = True
+
+    @property
+    def gains(self) -> list[float]:
+        """Differences by seed; in points if the measure is a share."""
+        factor = 100 if self.percent else 1
+        seeds = sorted(self.without.keys() & self.with_noise.keys())
+        return [factor * (self.with_noise[seed] - self.without[seed]) for seed in seeds]
+
+    @property
+    def outcome(self) -> str:
+        """What the interval says, in words."""
+        _, low, high = interval(self.gains)
+        words = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+        return words if len(self.gains) >= FEW else f"preliminary: {words}"
+
+    def cells(self) -> list[str]:
+        mean, low, high = interval(self.gains)
+        form = "+.1f" if self.percent else "+.3f"
+        between = f" ({low:{form}} to {high:{form}})" if len(self.gains) > 1 else ""
+        return [
+            self.use,
+            self.measure,
+            f"{self.baseline}: {self._mean(self.without)}",
+            f"{self.method}: {self._mean(self.with_noise)}",
+            f"{mean:{form}}{between}",
+            str(len(self.gains)),
+            self.outcome,
+        ]
+
+    def _mean(self, values: BySeed) -> str:
+        mean = statistics.fmean(values.values())
+        return f"{100 * mean:.1f} %" if self.percent else f"{mean:.3f}"
+
+
+def best(candidates: Mapping[str, BySeed]) -> tuple[str, BySeed]:
+    """The candidate with the highest mean, among those with the most trials."""
+    most = max(map(len, candidates.values()))
+    whole = {name: values for name, values in candidates.items() if len(values) == most}
+    return max(whole.items(), key=lambda item: statistics.fmean(item[1].values()))
+
+
+def moved(results: Path) -> list[Use]:
+    """Networks whose weights move."""
+    lines, found = read(results / "moved_weights.jsonl"), []
+    for measure, title in moved_weights.DISTURBANCES.items():
+        known = {n: moved_weights.values(lines, n, measure) for n in moved_weights.METHODS}
+        equal = {
+            n: known[n]
+            for n in moved_weights.BASELINES
+            if known[n] and moved_weights.METHODS[n].cost <= 1
+        }
+        if equal and known["NVRM-Adam"]:
+            use, words = "weights that move, MNIST", f"accuracy, {title}"
+            found.append(Use(use, words, *best(equal), "NVRM-Adam", known["NVRM-Adam"]))
+    return found
+
+
+def wrong(results: Path) -> list[Use]:
+    """Training on wrong labels, and finding them."""
+    lines, found = read(results / "wrong_labels.jsonl"), []
+    for name, row in wrong_labels_plan.ROWS.items():
+        arms = wrong_labels_tables.trials(lines, name)
+        equal = {a: s for a, s in arms.items() if "NVRM" not in a and _cost(a) <= 1}
+        noisy = {a: s for a, s in arms.items() if a in ("NVRM-SGD", "dropout + NVRM-SGD")}
+        if not equal:
+            continue
+        accuracy: Callable[[Any], float] = lambda line: line["best"]["test"]  # noqa: E731
+        rivals = {a: wrong_labels_tables.by_seed(s, accuracy) for a, s in equal.items()}
+        ranked = {
+            f"{a}, {title}": wrong_labels_tables.by_seed(s, _precision(score))
+            for a, s in equal.items()
+            for score, title in wrong_labels_tables.SCORES.items()
+        }
+        for arm, seeds in noisy.items():
+            own = wrong_labels_tables.by_seed(seeds, accuracy)
+            use = f"training on wrong labels: {row.title}"
+            found.append(Use(use, "accuracy, best held-out epoch", *best(rivals), arm, own))
+        for arm, seeds in noisy.items():
+            own = wrong_labels_tables.by_seed(seeds, _precision("margin of the mean"))
+            use = f"finding wrong labels: {row.title}"
+            found.append(Use(use, "average precision", *best(ranked), arm, own, percent=False))
+    return found
+
+
+def _cost(arm: str) -> float:
+    return wrong_labels_plan.ARMS[arm].cost
+
+
+def _precision(score: str) -> Callable[[Any], float]:
+    return lambda line: line["finding"][score]["average_precision"]
+
+
+def forgetting(results: Path) -> list[Use]:
+    """Learning tasks one after the other."""
+    lines, found = read(results / "forgetting.jsonl"), list[Use]()
+    if not lines:
+        return []
+    known: dict[str, BySeed] = {}
+    for name, method in forgetting_methods.METHODS.items():
+        setting = forgetting_methods.chosen(method, lines)
+        runs = forgetting_table.by_seed(lines, setting, 5)
+        known[name] = {seed: run["mean"] for seed, run in runs.items()}
+    methods = forgetting_methods.METHODS
+    use, measure = "forgetting: five permuted MNIST tasks", "mean accuracy of all tasks"
+    simple = {n: v for n, v in known.items() if methods[n].simple and v}
+    plain = {n: v for n, v in known.items() if not methods[n].without_noise and v}
+    for rivals, names in (
+        (simple, ("NVRM-SGD", "NVRM-Adam")),
+        (plain, ("NVRM-Adam + EWC", "NVRM-Adam + MAS")),
+    ):
+        ready = [name for name in names if rivals and known[name]]
+        found += [Use(use, measure, *best(rivals), name, known[name]) for name in ready]
+    return found
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def table(results: Path) -> list[str]:
+    """All uses, as rows of a table."""
+    return rows([*moved(results), *wrong(results), *forgetting(results)])
+
+
+def rows(uses: Sequence[Use]) -> list[str]:
+    head = (
+        "use", "measure", "best without noise, same cost", "with noise",
+        "difference (95 % interval)", "n", "noise is",
+    )  # fmt: skip
+    made = [f"| {' | '.join(head)} |", "| --- | --- | --- | --- | ---: | ---: | --- |"]
+    return made + [f"| {' | '.join(use.cells())} |" for use in uses if use.gains]

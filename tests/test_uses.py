@@ -1,0 +1,92 @@
+"""What noise is good for: the choice of settings and baselines, and the tables."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import moved_weights
+import uses
+
+
+def line(method, seed, accuracy, setting=None, **others):
+    setting = moved_weights.METHODS[method].settings[0] if setting is None else setting
+    last = dict.fromkeys(("clean", *moved_weights.DISTURBANCES), accuracy) | others
+    return {"run": {"method": method, "setting": setting, "seed": seed}, "last": last}
+
+
+CHOICE = moved_weights.CHOICE_SEED
+LINES = [
+    line("NVRM-Adam", CHOICE, 0.8, {"b": 0.03}),
+    line("NVRM-Adam", CHOICE, 0.9, {"b": 0.05}),
+    {"run": {"method": "NVRM-Adam", "setting": {"b": 0.07}, "seed": CHOICE}, "last": {}},
+    line("dropout", CHOICE, 0.8, {"dropout": 0.5}),
+    line("SAM, half the epochs", CHOICE, 0.8, {"rho": 0.2}),
+    *(line("Adam", seed, 0.5 + 0.01 * seed) for seed in range(5)),
+    *(line("dropout", seed, 0.6 + 0.01 * seed, {"dropout": 0.5}) for seed in range(5)),
+    *(line("SAM", seed, 0.95, {"rho": 0.2}) for seed in range(5)),
+    *(line("NVRM-Adam", s, 0.7 + 0.011 * s, {"b": 0.05}, clean=0.6) for s in range(5)),
+    line("NVRM-Adam", 0, 0.99, {"b": 0.03}),  # not chosen
+]
+
+
+class TestMovedWeights:
+    def test_settings_are_chosen_by_held_out_accuracy_under_disturbance(self):
+        assert moved_weights.chosen(LINES, "NVRM-Adam") == {"b": 0.05}
+        assert moved_weights.chosen(LINES, "SAM") == {"rho": 0.2}
+        assert moved_weights.chosen(LINES, "Adam") == {}
+
+    def test_a_baseline_of_twice_the_cost_is_shown_but_not_compared(self):
+        assert moved_weights.best_baseline(LINES, "2 bits") == "dropout"
+        text = "\n".join(moved_weights.table(LINES))
+        assert "| SAM (rho = 0.2) | 2 × | 5 of 10 | 95.0 ± 0.0 |" in text
+
+    def test_differences_are_paired_by_seed(self):
+        mean, low, high = moved_weights.gain(LINES, "NVRM-Adam", "2 bits")
+        assert mean == pytest.approx(10.2)
+        assert low < mean < high
+        assert high - low < 0.5
+
+    def test_a_tiny_network_is_trained_in_every_way(self):
+        x, y = torch.rand(40, 784), torch.arange(40) % 10
+        for name, method in moved_weights.METHODS.items():
+            if method.optimizer == "ivon":
+                pytest.importorskip("ivon")
+            model = moved_weights.train(method, method.settings[-1], (x, y), 0, width=8)
+            found = moved_weights.accuracies(model, (x, y), 0)
+            assert found.keys() == {"clean", *moved_weights.DISTURBANCES}, name
+            assert all(0 <= value <= 1 for value in found.values())
+
+    def test_without_lines_there_is_only_a_head(self):
+        assert len(moved_weights.table([])) == 2
+
+
+class TestUses:
+    def use(self, *gains, percent=True):
+        without = dict.fromkeys(range(len(gains)), 0.5)
+        return uses.Use(
+            "u", "m", "dropout", without, "NVRM", {s: 0.5 + g for s, g in enumerate(gains)}, percent
+        )
+
+    def test_the_outcome_follows_the_interval(self):
+        assert self.use(0.1, 0.11, 0.1, 0.11, 0.1).outcome == "better"
+        assert self.use(-0.1, -0.11, -0.1, -0.11, -0.1).outcome == "worse"
+        assert self.use(-0.1, 0.11, -0.1, 0.11, 0.1).outcome == "no difference shown"
+        assert self.use(0.1, 0.11, 0.1, 0.11).outcome == "preliminary: better"
+        assert self.use(0.1).outcome == "preliminary: no difference shown"
+
+    def test_the_best_is_taken_among_those_with_the_most_trials(self):
+        candidates = {"a": {0: 0.9}, "b": {0: 0.5, 1: 0.5}, "c": {0: 0.6, 1: 0.5}}
+        assert uses.best(candidates)[0] == "c"
+
+    def test_a_row_in_words(self):
+        assert uses.rows([self.use(0.1, 0.1)])[-1] == (
+            "| u | m | dropout: 50.0 % | NVRM: 60.0 % | +10.0 (+10.0 to +10.0) | 2 "
+            "| preliminary: better |"
+        )
+        assert uses.rows([self.use(0.1, percent=False)])[-1].split(" | ")[4] == "+0.100"
+
+    def test_without_results_there_are_no_rows(self, tmp_path):
+        assert uses.moved(tmp_path) == uses.wrong(tmp_path) == []
