@@ -197,11 +197,13 @@ def _against(belief: Array, given: Array) -> tuple[Array, Array, Array]:
 
 def _sigmoid(x: Array) -> Array:
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
+    probability: Array = np.where(x >= 0, 1, e) / (1 + e)
+    return probability
 
 
 def _typical_log_odds(own: Array, y: Array, classes: int) -> Array:
     """Log odds of the mean probability that the labels of each class get, by example."""
     counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
     mean = (sums / np.maximum(counts, 1)).clip(0.01, 0.99)
-    return np.log(mean / (1 - mean))[y]
+    typical: Array = np.log(mean / (1 - mean))[y]
+    return typical

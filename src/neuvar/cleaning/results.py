@@ -84,18 +84,8 @@ class Cleaning:
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write the results folder, completely or not at all; the page shows ``top`` examples."""
     issues, source = cleaning.issues, cleaning.source
-    head = (source.id_column, "given", "suggested", "quality")
-    head = (*head, "error_probability", "flagged", "replaced")
-    columns = (
-        [f"{wrong:.6g}" for wrong in issues.error_probability[issues.ranked]],
-        *(
-            np.where(mask, "true", "false")[issues.ranked]
-            for mask in (issues.flagged, cleaning.replaced)
-        ),
-    )
-    rows = zip(_issue_rows(cleaning, issues.ranked, digits=6), *columns, strict=True)
     contents = {
-        "issues.csv": _csv([head, *((*row, *rest) for row, *rest in rows)]),
+        "issues.csv": _csv(_ranked_rows(cleaning)),
         **_label_files(source, np.where(cleaning.replaced, issues.suggested, issues.labels)),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
@@ -111,6 +101,17 @@ def _issue_rows(cleaning: Cleaning, examples: Array, *, digits: int) -> Iterable
     for i in examples:
         given, suggested = issues.names[issues.labels[i]], issues.names[issues.suggested[i]]
         yield ids[i], given, suggested, f"{issues.quality[i]:.{digits}g}"
+
+
+def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
+    """Rows of issues.csv: all examples, lowest label quality first."""
+    issues, replaced = cleaning.issues, cleaning.replaced
+    columns = ("given", "suggested", "quality", "error_probability", "flagged", "replaced")
+    yield cleaning.source.id_column, *columns
+    rows = _issue_rows(cleaning, issues.ranked, digits=6)
+    for i, row in zip(issues.ranked, rows, strict=True):
+        flags = ("true" if mask[i] else "false" for mask in (issues.flagged, replaced))
+        yield *row, f"{issues.error_probability[i]:.6g}", *flags
 
 
 def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.posterior import Array, fit_noise_model, posterior
+from neuvar.cleaning.posterior import fit_noise_model, posterior
 from neuvar.measures.estimate import normal_quantile, wilson
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SUM_TOLERANCE = 1e-3
 REPLACE_AT = 0.9
