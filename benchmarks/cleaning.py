@@ -5,7 +5,7 @@
 One run with neural variability and ``b="auto"`` (:func:`neuvar.find_label_issues`) against cleanlab
 on probabilities of five-fold cross-validation with plain SGD: the same network, epochs and
 settings, five trainings instead of one. cleanlab ranks by its own default, the label's probability,
-and by the margin, as we do. It is also given the probabilities of our one run.
+and by the margin. It is also given the probabilities of our one run.
 Then the network is trained with plain SGD on the labels as given, on the true ones, and on those
 that each way has corrected. It goes on where it was stopped; results are in results/cleaning.jsonl,
 tables in results/cleaning.md.
@@ -88,14 +88,15 @@ def run_one(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any]:
         found["true"] = {"accuracy": done.accuracy(done.true)}
     elif run.auto_b:
         p = done.train(done.given).probabilities
-        ours, theirs = judge_labels(p, done.given.labels), by_cleanlab(p, done.given.labels)
+        ours = judge_labels(p, done.given.labels, history=True)
+        theirs = by_cleanlab(p, done.given.labels)
         found["ours"] = judged(ours, done) | {"accuracy": done.accuracy(ours.cleaned)}
         found["cleanlab on ours"] = judged(theirs, done)
     else:
         p = done.in_folds()
         theirs = by_cleanlab(p, done.given.labels)
         found["cleanlab"] = judged(theirs, done) | {"accuracy": done.accuracy(theirs.cleaned)}
-        margin = replace(theirs, quality=judge_labels(p, done.given.labels).quality)
+        margin = replace(theirs, quality=by_margin(p, done.given.labels))
         found["cleanlab, by margin"] = judged(margin, done)
         found["given"] = {"accuracy": done.accuracy(done.given.labels)}
     return {
@@ -213,8 +214,15 @@ def by_cleanlab(p: np.ndarray, labels: np.ndarray) -> LabelIssues:
         quality=get_label_quality_scores(labels, p),
         flagged=np.asarray(find_label_issues(labels, p, n_jobs=1)),
         suggested=p.argmax(1),
+        suggestion_probability=np.ones(len(labels)),  # all that it flags is replaced
         noise_rate=replace(ours.noise_rate, value=rate, low=math.nan, high=math.nan),
     )
+
+
+def by_margin(p: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    from cleanlab.rank import get_label_quality_scores
+
+    return np.asarray(get_label_quality_scores(labels, p, method="normalized_margin"))
 
 
 def judged(found: LabelIssues, done: Trainings) -> dict[str, float]:

@@ -606,13 +606,21 @@ class TestWriting:
         }
         assert [path.name for path in out.parent.iterdir()] == ["x"]
         head, *rows = rows_of(out / "issues.csv")
-        assert head == ["index", "given", "suggested", "quality", "flagged"]
+        assert head == [
+            *("index", "given", "suggested", "quality", "error_probability"),
+            *("flagged", "replaced"),
+        ]
         issues, names = one.issues, one.issues.names
         assert [int(row[0]) for row in rows] == issues.ranked.tolist()
-        for i, (_, given, suggested, quality, flagged) in zip(issues.ranked, rows, strict=True):
+        replaced = issues.sure()
+        assert 0 < replaced.sum() < issues.flagged.sum()
+        for i, row in zip(issues.ranked, rows, strict=True):
+            _, given, suggested, quality, wrong, flagged, changed = row
             assert (given, suggested) == (names[issues.labels[i]], names[issues.suggested[i]])
             assert float(quality) == pytest.approx(issues.quality[i], rel=1e-5)
+            assert float(wrong) == pytest.approx(issues.error_probability[i], rel=1e-5)
             assert flagged == ("true" if issues.flagged[i] else "false")
+            assert changed == ("true" if replaced[i] else "false")
         assert rows_of(out / "labels.csv") == [
             ["index", "label"],
             *([str(i), names[k]] for i, k in enumerate(issues.cleaned)),
@@ -816,7 +824,7 @@ class TestDecisions:
         write_cleaning(one, Path("out"), top=9)
         path = table("decisions.csv", "index,given,label\n4,10,11\n")
         write_decided(read_source(Path("data.npz")), Path("out"), path)
-        wanted = one.issues.cleaned.copy()
+        wanted = np.array(LABELS)  # without a decision, a label is kept
         wanted[4] = 11
         assert np.load("out/labels.npy").tolist() == wanted.tolist()
 
@@ -838,7 +846,7 @@ def test_large_tables_are_read_without_delay():
 
 
 def test_names_that_are_no_text_come_back():
-    """Of files and of classes, from labels.csv and from issues.csv."""
+    """Of files and of classes, from labels.csv."""
     folder = photos([f"{k}\udcff/{i}\udce9.png" for k in "ab" for i in range(20)])
     source = read_source(folder)
     one = cleaning(names=source.examples.names, source=source)
@@ -851,7 +859,7 @@ def test_names_that_are_no_text_come_back():
     path = table("decisions.csv", "file,given,label\n")
     assert write_decided(source, Path("out"), path) == 0
     assert read_source(folder, labels="out/labels.csv").examples.labels.tolist() == (
-        again.labels.tolist()
+        source.examples.labels.tolist()
     )
 
 

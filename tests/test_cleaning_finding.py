@@ -210,8 +210,9 @@ class TestWhatIsFound:
             found = found_in(data)
             assert found.values.tolist() == sorted(values)
             assert found.values[found.labels].tolist() == given.tolist()
-            assert (found.cleaned == given).mean() == pytest.approx(1 - found.flagged.mean())
-            right = found.flagged & wrong
+            assert (found.cleaned == given).mean() == pytest.approx(1 - found.sure().mean())
+            right = found.sure() & wrong
+            assert right.any()
             assert (
                 found.cleaned[right].tolist() == np.array(values)[(y - wrong) % 3][right].tolist()
             )
@@ -236,13 +237,13 @@ class TestWhatIsFound:
         assert find_label_issues(p, ["b", "d", "d"] * 3, names=names).values.tolist() == names
 
     def test_values_may_be_any_objects(self):
-        p = np.array([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8]] * 2)
-        given = [(1, 2), (3,), (1, 2)] * 2
+        p = np.array([[0.99, 0.01], [0.01, 0.99], [0.01, 0.99]] * 20)
+        given = [(1, 2), (3,), (1, 2)] * 20
         items = ConcatDataset([[(torch.zeros(2), label) for label in given]])
         found = find_label_issues(p, items)
         assert found.values.tolist() == [(1, 2), (3,)]
-        assert found.cleaned.tolist() == [(1, 2), (3,), (3,)] * 2
-        assert find_label_issues(p, [False, True, True] * 2).cleaned.tolist() == [0, 1, 1] * 2
+        assert found.cleaned.tolist() == [(1, 2), (3,), (3,)] * 20
+        assert find_label_issues(p, [False, True, False] * 20).cleaned.tolist() == [0, 1, 1] * 20
 
     def test_a_folder_has_its_files_and_the_names_of_its_folders(self, tmp_path):
         image = pytest.importorskip("PIL.Image")
@@ -255,10 +256,10 @@ class TestWhatIsFound:
         found = find_label_issues(model, tmp_path, b=0.01, **QUICK)
         assert {found.files[i] for i in found.worst} == {"day/07.png", "night/07.png"}
         assert found.values.tolist() == ["day", "night"]
-        assert found.cleaned[found.files.index("day/07.png")] == "night"
+        assert found.values[found.suggested[found.files.index("day/07.png")]] == "night"
         again = find_label_issues(found.probabilities, str(tmp_path))
         assert again.files == found.files
-        assert (again.cleaned == found.cleaned).all()
+        assert (again.labels == found.labels).all()
         assert find_label_issues(found.probabilities, found.labels).files == ()
 
     def test_a_data_set_is_gone_through_once(self):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuvar.cleaning import judge_labels
+from neuvar.cleaning.posterior import fit_noise_model
 from neuvar.measures import Proportion
 from neuvar.measures.estimate import normal_quantile, wilson
 
@@ -37,30 +38,31 @@ class TestOneExample:
         found = judge_labels([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]], [0, 2, 1])
         assert found.flagged.tolist() == [False, True, False]  # not one that is only as probable
         assert found.suggested.tolist() == [0, 1, 1]
-        assert found.quality == pytest.approx([0.6, 0.25, 0.5])
         assert found.ranked.tolist() == [1, 2, 0]
         assert found.worst.tolist() == [1]
-        assert found.cleaned.tolist() == [0, 1, 1]
+        assert found.sure(0.5).tolist() == [False, True, False]
+        assert found.cleaned.tolist() == [0, 2, 1]  # one example of three is no proof
         assert found.pairs.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
         assert len(found) == 3
         assert found.names == ("0", "1", "2")
 
-    @given(st.integers(0, 10_000), st.integers(2, 6))
-    def test_what_is_flagged_has_a_margin_below_one_half(self, seed, classes):
+    @given(st.integers(0, 10_000), st.integers(2, 6), st.booleans())
+    def test_what_is_flagged_is_more_likely_wrong_than_right(self, seed, classes, history):
         rng = np.random.default_rng(seed)
         p = rng.dirichlet(np.ones(classes), size=30)
         y = rng.integers(classes, size=30)
-        found = judge_labels(p, y)
-        assert ((found.suggested != y) == (found.quality < 0.5)).all()
-        assert (found.quality[found.flagged] < 0.5).all()
-        own = p[np.arange(30), y]
-        usual = np.array([own[y == k].mean() if (y == k).any() else 1.0 for k in range(classes)])
-        relative = judge_labels((p / usual) / (p / usual).sum(1, keepdims=True), y)
-        assert (found.flagged == ((found.quality < 0.5) & (relative.quality < 0.5))).all()
-        assert ((found.quality >= 0) & (found.quality <= 1)).all()
+        found = judge_labels(p, y, history=history)
+        contradicted = p.argmax(1) != y
+        assert (found.flagged == ((found.error_probability > 0.5) & contradicted)).all()
+        assert (found.suggested != y).tolist() == contradicted.tolist()
+        for values in (found.quality, found.error_probability, found.suggestion_probability):
+            assert ((values >= 0) & (values <= 1)).all()
+        assert (found.suggestion_probability <= 0.95).all()
         assert (np.diff(found.quality[found.ranked]) >= 0).all()
-        assert (found.cleaned[found.flagged] == found.suggested[found.flagged]).all()
-        assert (found.cleaned[~found.flagged] == y[~found.flagged]).all()
+        sure = found.sure()
+        assert (found.cleaned[sure] == found.suggested[sure]).all()
+        assert (found.cleaned[~sure] == y[~sure]).all()
+        assert (sure == (found.flagged & (found.suggestion_probability >= 0.9))).all()
         assert found.pairs.sum() == found.flagged.sum()
         assert np.trace(found.pairs) == 0
 
@@ -74,9 +76,10 @@ class TestOneExample:
         matrix = other.transition.matrix[np.ix_(turned, turned)]
         assert matrix == pytest.approx(one.transition.matrix)
 
-    def test_the_margin_of_two_classes_is_the_probability(self):
+    def test_labels_of_one_class_are_ranked_by_their_probability(self):
         p = np.random.default_rng(0).dirichlet([1, 1], size=20)
-        assert judge_labels(p, np.zeros(20, dtype=int)).quality == pytest.approx(p[:, 0])
+        found = judge_labels(p, np.zeros(20, dtype=int))
+        assert found.ranked.tolist() == np.argsort(p[:, 0]).tolist()
 
     def test_a_class_that_is_learned_less_well_keeps_its_examples(self):
         """Of 12 examples of the second class, which all seem to be of the first, two are wrong."""
@@ -92,7 +95,7 @@ class TestOneExample:
     def test_many_examples_are_judged_as_few_are(self, monkeypatch):
         p, y, _ = noisy(np.random.default_rng(4))
         whole = judge_labels(p, y)
-        monkeypatch.setattr("neuvar.cleaning.score.CHUNK", 7)
+        monkeypatch.setattr("neuvar.cleaning.posterior.CHUNK", 7)
         parts = judge_labels(p, y)
         assert (parts.quality == whole.quality).all()
         assert (parts.flagged == whole.flagged).all()
@@ -134,8 +137,9 @@ class TestAll:
         assert 0 < found.noise_rate.high < 0.1
         assert not found.flagged.any()
         assert found.transition.matrix.tolist() == [[1, 0], [0, 1]]
+        high = 100 * found.noise_rate.high
         assert str(found) == (
-            "0 of 80 labels are flagged; about 0.0 % [0.0, 4.6] of all labels are wrong"
+            f"0 of 80 labels are flagged; about 0.0 % [0.0, {high:.1f}] of all labels are wrong"
         )
 
     def test_intervals_hold_the_truth_as_often_as_they_say(self):
@@ -201,6 +205,67 @@ class TestAll:
         rate = found.noise_rate
         assert 0 <= rate.low <= rate.value + 1e-12
         assert rate.value <= rate.high + 1e-12 <= 1 + 2e-12
+
+
+class TestPosterior:
+    """Where the true rates are known, so is the probability that a label is wrong."""
+
+    def drawn(self, rng, transition, n=20_000):
+        """Calibrated predictions of the true class, and labels that are flipped at fixed rates."""
+        classes = len(transition)
+        p = rng.dirichlet(np.full(classes, 0.15), size=n)
+        true = (p.cumsum(1) < rng.random((n, 1))).sum(1).clip(max=classes - 1)
+        flip = transition.cumsum(1)[true] < rng.random((n, 1))
+        return p, true, flip.sum(1).clip(max=classes - 1)
+
+    def test_flips_are_found_and_their_probability_is_right(self):
+        transition = np.array([[0.8, 0.2, 0.0], [0.0, 0.9, 0.1], [0.3, 0.0, 0.7]])
+        p, true, given = self.drawn(np.random.default_rng(1), transition)
+        model, found = fit_noise_model(p, given), judge_labels(p, given)
+        assert model.transition == pytest.approx(transition, abs=0.05)
+        assert model.exponent == pytest.approx(1, rel=0.1)
+        assert model.flip_share > 0.5
+        wrong, belief = given != true, p * transition.T[given]
+        exact = 1 - belief[np.arange(len(p)), given] / belief.sum(1)
+        best = 2 * (wrong & (exact > 0.5)).sum() / (wrong.sum() + (exact > 0.5).sum())
+        f1 = 2 * (wrong & found.flagged).sum() / (wrong.sum() + found.flagged.sum())
+        assert f1 > best - 0.02
+        for low, high in ((0.7, 0.9), (0.9, 1.0)):
+            chosen = found.flagged & (found.error_probability >= low)
+            chosen &= found.error_probability < high
+            assert wrong[chosen].mean() > low - 0.1
+        sure = found.sure(0.9)
+        assert sure.any()
+        assert (found.suggested[sure] == true[sure]).mean() > 0.9
+        rate = found.noise_rate
+        assert rate.low <= wrong.mean() <= rate.high
+
+    def test_without_flips_the_hard_examples_come_first(self):
+        """Labels drawn from the predictions themselves: none is contradicted with confidence."""
+        rng = np.random.default_rng(2)
+        p = rng.dirichlet(np.full(4, 0.1), size=4000)
+        given = (p.cumsum(1) < rng.random((4000, 1))).sum(1).clip(max=3)
+        assert fit_noise_model(p, given).flip_share < 0.1
+        found = judge_labels(p, given)
+        own = p[np.arange(4000), given]
+        assert own[found.ranked[:200]].max() < 0.5
+        assert found.sure().mean() < 0.01
+
+    def test_a_history_is_taken_to_be_flatter_than_the_belief(self):
+        p, y, _ = noisy(np.random.default_rng(4))
+        p = 0.5 * p + 0.125
+        one, other = judge_labels(p, y), judge_labels(p, y, history=True)
+        assert (one.quality == other.quality).all()
+        assert (other.error_probability[other.flagged] > one.error_probability[other.flagged]).all()
+
+    def test_a_sample_of_many_examples_is_enough_for_the_exponent(self, monkeypatch):
+        transition = np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+        p, _, given = self.drawn(np.random.default_rng(3), transition)
+        whole = fit_noise_model(p, given)
+        monkeypatch.setattr("neuvar.cleaning.posterior.SAMPLE", 2000)
+        part = fit_noise_model(p, given)
+        assert part.exponent == pytest.approx(whole.exponent, rel=0.2)
+        assert (part.transition == whole.transition).all()
 
 
 class TestWhatItTakes:

@@ -40,7 +40,7 @@ RTL = "\u202eתיוות\u202c.png"
 def found(labels, suggested, quality, names, *, doubtful=False):
     """What a network might say: wrong are labels that it suggests another for, unless in doubt."""
     y, s = np.asarray(labels), np.asarray(suggested)
-    classes = len(names)
+    q, classes = np.asarray(quality, dtype=float), len(names)
     matrix = np.zeros((classes, classes))
     np.add.at(matrix, (s, y), 1)
     with np.errstate(invalid="ignore"):
@@ -48,9 +48,11 @@ def found(labels, suggested, quality, names, *, doubtful=False):
     return LabelIssues(
         labels=y,
         probabilities=np.eye(classes)[s],
-        quality=np.asarray(quality, dtype=float),
+        quality=q,
         suggested=s,
         flagged=(s != y) & ~np.asarray(doubtful),
+        error_probability=1 - q,
+        suggestion_probability=1 - q,
         noise_rate=NoiseRate(0.3, 0.2, 0.415),
         transition=Transition(matrix, matrix / 2, np.sqrt(matrix)),
         names=tuple(names),
@@ -160,8 +162,12 @@ class TestSummary:
         flagged = int(one.issues.flagged.sum())
         assert str(one) == (
             f"{flagged} of 40 labels are flagged ({flagged / 0.4:.1f} %); about 30.0 % "
-            "[20.0, 41.5] of all labels are wrong."
+            f"[20.0, 41.5] of all labels are wrong. {int(one.issues.sure().sum())} labels are "
+            "replaced: the suggestion is right with at least 90%."
         )
+        none, single = replace(one, replace_at=1.0), replace(one, replace_at=0.95)
+        assert " 0 labels are replaced" in str(none)
+        assert single.replaced.sum() < one.replaced.sum()
 
     def test_pairs_are_counted_and_ranked(self):
         names = ("a", "b", "c")

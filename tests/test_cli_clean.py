@@ -87,7 +87,8 @@ def rows_of(path):
 
 def test_probabilities_to_files(capsys, digits):
     given, truth = digits
-    code, out, err = neuvar(capsys, "clean", "digits.npz", "--probabilities", "p.npy")
+    words = ["clean", "digits.npz", "--probabilities", "p.npy", "--replace-at", "0.5"]
+    code, out, err = neuvar(capsys, *words)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "30 examples of 3 classes"
@@ -110,7 +111,8 @@ def test_probabilities_to_files(capsys, digits):
     assert [row["flagged"] for row in issues].count("true") == 2
     assert [int(row["label"]) for row in rows_of(folder / "labels.csv")] == truth.tolist()
     said = json.loads((folder / "summary.json").read_text())
-    assert said["command"] == "neuvar clean digits.npz --probabilities p.npy"
+    assert said["command"] == f"neuvar {' '.join(words)}"
+    assert (said["replaced"], said["replace_at"]) == (2, 0.5)
     assert said["settings"] == {"probabilities": "p.npy"}
     assert said["seed"] is None
     assert (given[[4, 11]] == 0).all()

@@ -1,4 +1,4 @@
-"""The observer: mean probabilities of any training, judged as find_label_issues judges them."""
+"""The observer: mean probabilities of any training, judged as means over a training are judged."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from neuvar import NVRMSGD, LabelObserver, find_label_issues
+from neuvar import NVRMSGD, LabelObserver
 from neuvar.cleaning import judge_labels
 from neuvar.cli import main
 from tests import observer_worker
@@ -52,13 +52,13 @@ def test_it_averages_the_probabilities():
     np.testing.assert_allclose(p, mean_probabilities(batches()), atol=1e-6)
 
 
-def test_issues_are_those_of_find_label_issues_on_the_same_probabilities():
+def test_issues_are_those_of_judge_labels_on_the_same_probabilities():
     observer = observed()
     issues = observer.label_issues()
-    given = find_label_issues(means(observer), labels())
+    given = judge_labels(means(observer), labels(), history=True)
     assert issues.flagged.any()
     assert agree(issues, given)
-    by_hand = judge_labels(mean_probabilities(batches()).numpy(), labels())
+    by_hand = judge_labels(mean_probabilities(batches()).numpy(), labels(), history=True)
     assert np.array_equal(issues.flagged, by_hand.flagged)
     assert np.array_equal(issues.suggested, by_hand.suggested)
 
@@ -82,7 +82,7 @@ def test_a_plain_loop_finds_its_wrong_labels():
     issues = observer.label_issues()
     wrong = (given != true).numpy()
     assert (issues.flagged & wrong).sum() >= 0.9 * wrong.sum()
-    assert agree(issues, find_label_issues(means(observer), given))
+    assert agree(issues, judge_labels(means(observer), given, history=True))
     assert not observer.state_dict()["sums"].requires_grad
 
 
@@ -99,7 +99,7 @@ def test_examples_never_seen_are_reported_and_not_flagged():
     seen = [(i[i >= 7], z[i >= 7], y[i >= 7]) for i, z, y in batches()]
     observer = observed(seen)
     issues = observer.label_issues()
-    alone = judge_labels(issues.probabilities[7:], labels()[7:])
+    alone = judge_labels(issues.probabilities[7:], labels()[7:], history=True)
     assert issues.unseen.tolist() == list(range(7))
     assert not issues.flagged[:7].any()
     assert np.array_equal(issues.flagged[7:], alone.flagged)

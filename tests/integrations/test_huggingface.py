@@ -16,6 +16,7 @@ from torch.nn.functional import log_softmax, nll_loss
 from transformers import Trainer, TrainingArguments
 
 import neuvar
+from neuvar.cleaning import judge_labels
 from neuvar.integrations.huggingface import NVRMTrainer
 
 BATCH, STEPS, CLASSES = 8, 8, 3
@@ -279,11 +280,11 @@ def observe(folder, *, steps=48, smoothing=0.0, **options):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_observer_finds_the_same_issues_as_find_label_issues(tmp_path, smoothing):
+def test_observer_finds_the_same_issues_as_judge_labels(tmp_path, smoothing):
     observer, seen = observe(tmp_path, smoothing=smoothing)
     probabilities = seen.view(-1, len(WRONG), CLASSES).mean(0)
     labels = torch.stack([row["labels"] for row in WRONG])
-    expected = neuvar.find_label_issues(probabilities.numpy(), labels)
+    expected = judge_labels(probabilities.numpy(), labels, history=True)
     issues = observer.label_issues()
     assert np.allclose(issues.probabilities, expected.probabilities)
     assert np.array_equal(issues.flagged, expected.flagged)

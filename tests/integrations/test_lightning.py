@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import neuvar
+from neuvar.cleaning import judge_labels
 from neuvar.integrations.lightning import NeuralVariability, ObserveLabels
 
 BATCH, EPOCHS, EXAMPLES, CLASSES = 8, 2, 48, 3
@@ -407,7 +408,7 @@ def test_two_optimizers(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tuple", "dict", "read"])
-def test_observed_labels_are_those_of_find_label_issues(tmp_path, kind):
+def test_observed_labels_are_those_of_judge_labels(tmp_path, kind):
     data, read = TensorDataset(INPUTS, LABELS), None
     if kind == "dict":
         data = [{"x": x, "label": y} for x, y in zip(INPUTS, LABELS, strict=True)]
@@ -426,7 +427,7 @@ def test_observed_labels_are_those_of_find_label_issues(tmp_path, kind):
     trainer = make_trainer(tmp_path, callbacks=[ObserveLabels(observer, read)])
     trainer.fit(Own(), DataLoader(data if read else neuvar.IndexedDataset(data), BATCH))
     p = torch.cat(list(kept)).softmax(1).view(EPOCHS, EXAMPLES, CLASSES).mean(0)
-    issues, given = observer.label_issues(), neuvar.find_label_issues(p, LABELS)
+    issues, given = observer.label_issues(), judge_labels(p, LABELS, history=True)
     np.testing.assert_allclose(issues.probabilities, given.probabilities, atol=1e-6)
     assert np.array_equal(issues.flagged, given.flagged)
     assert np.array_equal(issues.suggested, given.suggested)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, softmax
 
 import neuvar
+from neuvar.cleaning import judge_labels
 from neuvar.integrations.skorch import NVRMNet
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
@@ -232,7 +233,7 @@ def test_other_optimizers_work_as_usual():
 
 
 @pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss, nn.NLLLoss])
-def test_observer_finds_the_same_issues_as_find_label_issues(criterion):
+def test_observer_finds_the_same_issues_as_judge_labels(criterion):
     labels = np.where(np.arange(len(Y)) % 8 == 0, (Y + 1) % 3, Y)
     observer, seen = neuvar.LabelObserver(len(X), 3), np.zeros((len(X), 3), dtype=np.float32)
 
@@ -256,7 +257,7 @@ def test_observer_finds_the_same_issues_as_find_label_issues(criterion):
     trained = np.flatnonzero(seen.sum(1) > 0)
     assert len(trained) == 40
     p = seen[trained] / seen[trained].sum(1, keepdims=True)
-    expected = neuvar.find_label_issues(p, labels[trained])
+    expected = judge_labels(p, labels[trained], history=True)
     issues = observer.label_issues()
     assert np.array_equal(np.setdiff1d(np.arange(len(X)), issues.unseen), trained)
     assert np.allclose(issues.probabilities[trained], expected.probabilities)

@@ -37,7 +37,7 @@ function draw(card) {
     make("div", { class: "preview" }, preview(card)),
     make("p", { class: "turn" }, isolated(names[card.given], { class: "from" }),
       arrow(), isolated(names[card.suggested], { class: "to" })),
-    make("p", { class: "about" }, make("span", { title: "Label quality, from 0 to 1" }, `quality ${quality}`),
+    make("p", { class: "about" }, make("span", { title: `Probability that the label is wrong; label quality ${quality}` }, `wrong: ${Math.floor(100 * card.wrong)} %`),
       isolated(data.id_column === "file" ? card.id : `#${card.id}`, { class: "id" })),
     make("div", { class: "choices" },
       make("button", { type: "button", class: "accept", value: "accept", title: "Use the suggestion (a)" }, "Accept"),
@@ -91,6 +91,7 @@ function apply() {
   const words = get("search").value.toLowerCase().split(data.id_column === "file" ? /\s+/ : /[\s,#]+/).filter(Boolean);
   fitting = cards.filter((card) => fits(card, words));
   if (get("order").value === "best") fitting.reverse();
+  if (get("order").value === "sure") fitting.sort((a, b) => b.wrong - a.wrong);
   if (get("order").value === "data") fitting.sort((a, b) => a.index - b.index);
   get("grid").replaceChildren();
   drawn = 0;

@@ -70,9 +70,8 @@ function saveDecisions() {
 }
 
 function saveLabels() {
-  const { given, flagged, suggested, files } = data.labels;
+  const { given, files } = data.labels;
   const labels = [...given];
-  flagged.forEach((index, i) => { labels[index] = suggested[i]; });
   for (const [index, label] of decisions) labels[index] = label;
   const rows = labels.map((label, index) => [files ? files[index] : String(index), names[label]]);
   save("labels.csv", [[data.id_column, "label"], ...rows]);

@@ -150,7 +150,7 @@ def find_label_issues(
             f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
-    return _score(p, examples.labels, examples.names, parts, last_b)
+    return _score(p, examples.labels, examples.names, parts, last_b, history=not trained)
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
@@ -168,7 +168,12 @@ def _is_labels(data: Any) -> bool:
 
 
 def _score(
-    p: Array, labels: Array, names: tuple[str, ...], parts: Parts, b: float | None = None
+    p: Array,
+    labels: Array,
+    names: tuple[str, ...],
+    parts: Parts,
+    b: float | None = None,
+    history: bool = False,
 ) -> LabelIssues:
     """Judge labels, and add the original form of the label of each class."""
     original = label_array(parts.labels)
@@ -180,7 +185,8 @@ def _score(
     values[classes] = original[first]
     if all(isinstance(value, str) for value in values):
         values = values.astype(str)
-    return replace(judge_labels(p, labels, names=names), values=values, files=parts.files, b=b)
+    issues = judge_labels(p, labels, names=names, history=history)
+    return replace(issues, values=values, files=parts.files, b=b)
 
 
 @dataclass(frozen=True, eq=False)

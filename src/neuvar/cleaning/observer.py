@@ -196,7 +196,7 @@ class LabelObserver:
         if not len(seen):
             raise ValueError("the observer has seen no example; call update() in each step")
         p = (sums[seen] / total[seen, None]).numpy()
-        return judge_labels(p, labels[seen], names=self.names), seen
+        return judge_labels(p, labels[seen], names=self.names, history=True), seen
 
     def _same_labels(self, own: Array, labels: Any) -> Array:
         """The given labels, if those that were seen agree with them."""
@@ -326,7 +326,9 @@ def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:
     n, classes = len(labels), len(issues.names)
     p = np.full((n, classes), 1 / classes, dtype=issues.probabilities.dtype)
     quality, flagged, suggested = np.full(n, 0.5), np.zeros(n, dtype=bool), labels.copy()
+    wrong, right = np.zeros(n), np.zeros(n)
     p[seen], quality[seen], flagged[seen] = issues.probabilities, issues.quality, issues.flagged
+    wrong[seen], right[seen] = issues.error_probability, issues.suggestion_probability
     suggested[seen] = issues.suggested
     return replace(
         issues,
@@ -334,6 +336,8 @@ def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:
         probabilities=p,
         quality=quality,
         flagged=flagged,
+        error_probability=wrong,
+        suggestion_probability=right,
         suggested=suggested,
         unseen=np.setdiff1d(np.arange(n), seen),
     )

@@ -23,7 +23,7 @@ function load() {
   const c = data.cards;
   cards = c.index.map((index, i) => ({
     i, index, id: c.id ? c.id[i] : String(index),
-    given: c.given[i], suggested: c.suggested[i], quality: c.quality[i],
+    given: c.given[i], suggested: c.suggested[i], quality: c.quality[i], wrong: c.wrong[i],
   }));
   for (const card of cards) byIndex.set(card.index, card);
   recall();

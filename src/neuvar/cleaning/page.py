@@ -86,12 +86,9 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
     """The data that the page's script uses."""
     source, issues = cleaning.source, cleaning.issues
     shown = issues.worst[:top]
-    flagged = np.flatnonzero(issues.flagged)
     words = ["neuvar", "clean", *cleaning.data_arguments, "--decisions", "decisions.csv"]
     labels = {
         "given": issues.labels.tolist(),
-        "flagged": flagged.tolist(),
-        "suggested": issues.suggested[flagged].tolist(),
         "files": list(source.examples.files) or None,
     }
     t = issues.transition
@@ -110,6 +107,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
             "given": issues.labels[shown].tolist(),
             "suggested": issues.suggested[shown].tolist(),
             "quality": [float(f"{q:.4g}") for q in issues.quality[shown]],
+            "wrong": [float(f"{p:.4g}") for p in issues.error_probability[shown]],
         },
         "pairs": [[int(i), int(j), int(issues.pairs[i, j])] for i, j in np.argwhere(issues.pairs)],
         "least": least,

@@ -19,7 +19,7 @@ import numpy as np
 from neuvar._atomic import write_files, write_folder
 from neuvar.cleaning.page import render_page
 from neuvar.cleaning.readers import Source, with_classes
-from neuvar.cleaning.score import Array, LabelIssues, Transition
+from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts
 from neuvar.pages import escape_markdown, printable
 
@@ -47,6 +47,12 @@ class Cleaning:
     command: str
     data_arguments: tuple[str, ...]  # those words of the command that name data and labels
     seconds: float
+    replace_at: float = REPLACE_AT  # probability from which a suggestion replaces a label
+
+    @property
+    def replaced(self) -> Array:
+        """Labels that are replaced without a decision, bool."""
+        return self.issues.sure(self.replace_at)
 
     @property
     def flagged(self) -> int:
@@ -64,18 +70,23 @@ class Cleaning:
         return (
             f"{flagged:,} of {n:,} {'label is' if flagged == 1 else 'labels are'} flagged "
             f"({100 * flagged / n:.1f} %); about {self.issues.noise_rate} of all labels are wrong."
+            f"{self._said_of_replaced()}"
         )
+
+    def _said_of_replaced(self) -> str:
+        if not self.flagged:
+            return ""
+        count = int(self.replaced.sum())
+        labels = "1 label is" if count == 1 else f"{count:,} labels are"
+        return f" {labels} replaced: the suggestion is right with at least {self.replace_at:.0%}."
 
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write the results folder, completely or not at all; the page shows ``top`` examples."""
     issues, source = cleaning.issues, cleaning.source
-    head = (source.id_column, "given", "suggested", "quality", "flagged")
-    flagged = np.where(issues.flagged, "true", "false")[issues.ranked]
-    rows = zip(_issue_rows(cleaning, issues.ranked, digits=6), flagged, strict=True)
     contents = {
-        "issues.csv": _csv([head, *((*row, flag) for row, flag in rows)]),
-        **_label_files(source, np.where(issues.flagged, issues.suggested, issues.labels)),
+        "issues.csv": _csv(_ranked_rows(cleaning)),
+        **_label_files(source, np.where(cleaning.replaced, issues.suggested, issues.labels)),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
         "index.html": _encode(render_page(cleaning, top=top, folder=str(out))),
@@ -90,6 +101,17 @@ def _issue_rows(cleaning: Cleaning, examples: Array, *, digits: int) -> Iterable
     for i in examples:
         given, suggested = issues.names[issues.labels[i]], issues.names[issues.suggested[i]]
         yield ids[i], given, suggested, f"{issues.quality[i]:.{digits}g}"
+
+
+def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
+    """Rows of issues.csv: all examples, lowest label quality first."""
+    issues, replaced = cleaning.issues, cleaning.replaced
+    columns = ("given", "suggested", "quality", "error_probability", "flagged", "replaced")
+    yield cleaning.source.id_column, *columns
+    rows = _issue_rows(cleaning, issues.ranked, digits=6)
+    for i, row in zip(issues.ranked, rows, strict=True):
+        flags = ("true" if mask[i] else "false" for mask in (issues.flagged, replaced))
+        yield *row, f"{issues.error_probability[i]:.6g}", *flags
 
 
 def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
@@ -165,16 +187,12 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_decided(source: Source, out: Path, decisions: Path) -> int:
-    """Apply the decisions made on the page to the labels in its folder; their number."""
+    """Write the given labels with the decisions made on the page; the number of decisions."""
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
         raise ValueError(f"{out} must be the result for the same data and labels, it is not")
-    index_of, class_of = _positions(source.ids), _positions(source.examples.names)
     labels = source.examples.labels.copy()
-    for row in read_texts(out / "issues.csv", [source.id_column, "suggested", "flagged"]):
-        if row["flagged"] == "true":
-            labels[index_of[row[source.id_column]]] = class_of[row["suggested"]]
     decided = read_decisions(decisions, source)
     labels[list(decided)] = list(decided.values())
     files = _label_files(source, labels)
@@ -235,6 +253,8 @@ def json_summary(cleaning: Cleaning) -> dict[str, Any]:
         "classes": list(issues.names),
         "n": len(issues),
         "flagged": cleaning.flagged,
+        "replaced": int(cleaning.replaced.sum()),
+        "replace_at": cleaning.replace_at,
         "noise_rate": asdict(issues.noise_rate),
         "transition": _transition(issues.transition) | {"confidence": issues.transition.confidence},
         "settings": cleaning.settings,
@@ -275,10 +295,11 @@ def markdown_summary(cleaning: Cleaning) -> str:
     source, issues = cleaning.source, cleaning.issues
     parts = [
         f"# Labels of {escape_markdown(source.name)}",
-        f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % intervals cover sampling error "
-        "only: where the network is wrong, they are too narrow.",
+        f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % interval of the noise rate "
+        "also covers what the predictions leave open. Those of the transition matrix cover "
+        "sampling error only.",
         "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
-        "in the order of the data, with flagged ones replaced by the suggestion. `index.html` "
+        "in the order of the data, with sure suggestions in place of wrong labels. `index.html` "
         "shows the worst examples, to accept or reject each suggestion.",
     ]
     if cleaning.flagged:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from neuvar.cleaning.posterior import fit_noise_model, posterior
 from neuvar.measures.estimate import normal_quantile, wilson
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 10_000
-"""Examples processed at once, so that large arrays of probabilities are not copied whole."""
 SUM_TOLERANCE = 1e-3
+REPLACE_AT = 0.9
+"""Probability of a suggestion from which it replaces the given label without a decision."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class NoiseRate:
         value: the estimate.
         low: lower end of its confidence interval.
         high: upper end.
-        confidence: confidence level of the interval. It covers the sampling error of the examples,
-            not the errors of the network.
+        confidence: confidence level of the interval for the sampling error of the examples. The
+            interval also covers what predictions leave open: low holds if every unclear example
+            is due to the network, high if it is due to the label.
     """
 
     value: float
@@ -65,9 +67,12 @@ class LabelIssues:
         labels: class index of each given label, int64, shape (n,); as in cleanlab.
         probabilities: predicted probabilities, float32 or float64, shape (n, classes).
         quality: label quality from 0 to 1; the lower, the more likely the label is wrong.
-        suggested: index of the most probable class, int64; the given label if no class is more
-            probable.
-        flagged: whether the label is considered wrong, bool.
+        suggested: index of the most probable true class, int64; the given label if no class has a
+            higher predicted probability.
+        flagged: whether the label is more likely wrong than right, bool.
+        error_probability: probability that the label is wrong; of a flagged label, that the flag
+            is right.
+        suggestion_probability: probability that the most probable other class is the true one.
         noise_rate: estimated fraction of wrong labels.
         transition: estimated noise transition matrix.
         names: name of each class.
@@ -83,6 +88,8 @@ class LabelIssues:
     quality: Array
     suggested: Array
     flagged: Array
+    error_probability: Array
+    suggestion_probability: Array
     noise_rate: NoiseRate
     transition: Transition = field(repr=False)
     names: tuple[str, ...]
@@ -105,15 +112,20 @@ class LabelIssues:
         ranked = self.ranked
         return ranked[self.flagged[ranked]]
 
+    def sure(self, precision: float = REPLACE_AT) -> Array:
+        """Which flagged labels have a suggestion that is right with at least this probability."""
+        chosen: Array = self.flagged & (self.suggestion_probability >= precision)
+        return chosen
+
     @property
     def cleaned(self) -> Array:
-        """Labels in their original form, with flagged ones replaced by the suggestions."""
+        """Labels in their original form; those that are ``sure()`` to be wrong are replaced."""
         if (self.labels < 0).any():
             raise ValueError(
                 f"{(self.labels < 0).sum()} of {len(self)} labels are not known: their examples "
                 "were never seen in training; give label_issues() the labels of all examples"
             )
-        labels: Array = self.values[np.where(self.flagged, self.suggested, self.labels)]
+        labels: Array = self.values[np.where(self.sure(), self.suggested, self.labels)]
         return labels
 
     @property
@@ -131,21 +143,34 @@ class LabelIssues:
 
 
 def judge_labels(
-    probabilities: Any, labels: Any, *, names: Sequence[str] | None = None, confidence: float = 0.95
+    probabilities: Any,
+    labels: Any,
+    *,
+    names: Sequence[str] | None = None,
+    history: bool = False,
+    confidence: float = 0.95,
 ) -> LabelIssues:
-    """Find wrong labels from the predicted probabilities of the classes.
+    r"""Find wrong labels from the predicted probabilities of the classes.
 
-    A label is flagged if another class is more probable, both by the probabilities and after each
-    class's probabilities are divided by their mean over the examples with that label. The second
-    condition protects rare classes, which networks learn less well. The suggested label is the most
-    probable class. The quality is cleanlab's normalized margin, (1 + p[label] - max p[other]) / 2.
+    Bayes' rule gives the probability of each true class k, given the label g of an example x:
+
+    .. math:: P(k \mid x, g) \propto q_k(x) \, (T_{kg} + ε \, η_g(x)),
+
+    with the belief q in each class and the predicted distribution η of labels, both powers of the
+    probabilities. T is counted where predictions are most confident: contradicted labels there are
+    flips from class to class. ε is large if there are few of them: then labels are wrong where
+    examples are hard. A label is flagged if it is wrong with a probability above 1/2, and the
+    probabilities prefer another class.
+
     The noise rate is the fraction of flagged labels, and the transition matrix counts the given
-    labels after cleaning. Intervals are Wilson's: they cover sampling error, not network errors.
+    labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.
 
     Args:
         probabilities: shape (n, classes), from a network that has not memorized the labels.
         labels: n class indices from 0.
         names: name of each class; its index by default.
+        history: whether the probabilities are means over a training on these labels, as from a
+            :class:`~neuvar.LabelObserver`. Others are held out, as from cross-validation.
         confidence: confidence level of the intervals.
 
     >>> issues = judge_labels([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 0, 0])
@@ -159,36 +184,31 @@ def judge_labels(
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
     z = normal_quantile(confidence)
-    own = p[np.arange(n), y].astype(np.float64)
-    # Mean probability of their label over the examples of each label; 1 without examples.
-    counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
-    typical = np.where(counts, (sums / np.maximum(counts, 1)).clip(np.finfo(float).tiny), 1.0)
-    other = _best_other(p, y)
-    flagged = (other > own) & (_best_other(p, y, typical) > own / typical[y])
-    suggested = np.where(other > own, p.argmax(1), y)
-    rate = float(flagged.mean())
+    found = posterior(p, y, fit_noise_model(p, y), history=history)
+    contradicted = p.max(1) > p[np.arange(n), y]
+    flagged = (found.wrong > 0.5) & contradicted
+    suggested = np.where(contradicted, found.other, y)
+    most = max(float(contradicted.mean()), float(found.wrong.mean()))
     return LabelIssues(
         labels=y,
         probabilities=p,
-        quality=(1 + own - other) / 2,
+        quality=found.quality,
         suggested=suggested,
         flagged=flagged,
-        noise_rate=NoiseRate(rate, *wilson(rate, n, z), confidence),
+        error_probability=found.wrong,
+        suggestion_probability=found.other_probability,
+        noise_rate=_noise_rate(float(flagged.mean()), found.certain, most, n, z, confidence),
         transition=_transition(np.where(flagged, suggested, y), y, classes, z, confidence),
         names=tuple(map(str, names)),
         values=np.arange(classes),
     )
 
 
-def _best_other(p: Array, y: Array, typical: Array | float = 1.0) -> Array:
-    """Largest probability of a class other than the label, relative to the typical ones."""
-    best = np.empty(len(y))
-    for start in range(0, len(y), CHUNK):
-        part = slice(start, start + CHUNK)
-        relative = p[part] / typical
-        relative[np.arange(len(relative)), y[part]] = -np.inf
-        best[part] = relative.max(1)
-    return best
+def _noise_rate(
+    value: float, least: float, most: float, n: int, z: float, confidence: float
+) -> NoiseRate:
+    low, high = wilson(np.array([min(least, value), max(most, value)]), np.array([n, n]), z)
+    return NoiseRate(value, float(low[0]), float(high[1]), confidence)
 
 
 def _count_pairs(rows: Array, columns: Array, classes: int) -> Array:

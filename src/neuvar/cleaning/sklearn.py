@@ -42,7 +42,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardized;
     X must be two-dimensional, so flatten images first. cleanlab can use the results:
     ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``, and
-    ``label_quality_`` are its quality scores by the method "normalized_margin".
+    ``label_quality_`` are quality scores to rank by, as its own are.
 
     Args:
         model: None for a fully connected network; or a function ``model(features, classes, seed)``
@@ -145,7 +145,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             # In float32 the last digits of a prediction depend on the rest of its batch. A user's
             # network may not support float64.
             self.model_ = self.model_.double()
-        issues = judge_labels(run.probabilities, indices, names=names)
+        issues = judge_labels(run.probabilities, indices, names=names, history=True)
         self.label_issues_ = replace(issues, b=run.b, values=self.classes_)
         self.probabilities_ = self.label_issues_.probabilities
         self.label_quality_ = self.label_issues_.quality

@@ -74,6 +74,9 @@ examples:
         help="results folder (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
     add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--replace-at", type=_probability, metavar="P",
+        help="replace a label without a decision if the suggestion is right with at least this "
+        "probability; 1 replaces none (default: 0.9)")  # fmt: skip
     add("--probabilities", type=Path, metavar="FILE",
         help="predicted probabilities, .npy, .npz or .csv, one row per example and one column per "
         "class in sorted order: do not train")  # fmt: skip
@@ -103,6 +106,10 @@ def _rate(text: str) -> float:
     return _number(text, "a finite number > 0", above=0)
 
 
+def _probability(text: str) -> float:
+    return _number(text, "a number from 0 to 1", low=0, high=1)
+
+
 def _number(text: str, wanted: str, **limits: float) -> float:
     try:
         return number("argument", float(text), **limits)
@@ -113,7 +120,10 @@ def _number(text: str, wanted: str, **limits: float) -> float:
 def _clean(options: argparse.Namespace) -> int:
     training = [name for name in TRAINING if getattr(options, name) is not None]
     if options.decisions:
-        others = {name: getattr(options, name) for name in ("top", "probabilities", "overwrite")}
+        others = {
+            name: getattr(options, name)
+            for name in ("top", "replace_at", "probabilities", "overwrite")
+        }
         used = [name for name, value in others.items() if value is not None and value is not False]
         _refuse([*used, *training], "with --decisions")
     if options.probabilities:

@@ -30,7 +30,7 @@ from neuvar.cleaning.results import (
     write_cleaning,
     write_decided,
 )
-from neuvar.cleaning.score import LabelIssues, compare_with_chance
+from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
@@ -62,6 +62,7 @@ def clean(options: argparse.Namespace) -> int:
         command=shlex.join(["neuvar", *options.words]),
         data_arguments=_data_arguments(options),
         seconds=time.perf_counter() - began,
+        replace_at=REPLACE_AT if options.replace_at is None else options.replace_at,
     )
     top = TOP if options.top is None else options.top
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)

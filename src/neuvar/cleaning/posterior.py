@@ -1,0 +1,209 @@
+r"""Probability that a label is wrong, by Bayes' rule from the predicted probabilities.
+
+A label g of an example x comes from its true class k in one of two ways. Labels are flipped from
+class to class at fixed rates T[k, g]: then even the most confident predictions contradict labels.
+Or labels are wrong where the example itself is hard: then they follow the predictions. With q the
+belief in each true class and η the predicted distribution of the given label,
+
+.. math:: P(k \mid x, g) \propto q_k(x) \, (T_{kg} + ε \, η_g(x)).
+
+Everything is estimated from predictions and labels. The constants were set once, on the data named
+in docs/cleaning.md, and are the same for all data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CHUNK = 10_000
+"""Examples processed at once, so that large arrays of probabilities are not copied whole."""
+SMOOTHING = 0.01
+"""Share of uniform probabilities that is mixed in: no class is impossible."""
+CONFIDENT = 0.2
+"""Share of the predictions of each class, the most confident ones, from which T is counted."""
+SHARPNESS = 1.3
+"""The belief in the true class is this much sharper than the predicted distribution of labels."""
+HISTORY_SHARPNESS = 3.0
+"""The same for a mean over training, which early epochs make flat."""
+HARD = 1.2
+"""ε, if confident predictions never contradict a label."""
+CLASS_WEIGHT = 0.35
+"""How much the typical confidence in the labels of a class counts."""
+FLIP_SHARE = 0.25
+"""Below this share of flips, the ranking moves to the square roots of the probabilities."""
+MISFIT = 0.05
+"""Probability that the predictions mislead, however sure they are."""
+SURE = 0.9
+"""Labels that are wrong with this probability count for the lower end of the noise rate."""
+SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
+"""Largest number of examples, and of probabilities, from which the temperature is estimated."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """How labels become wrong, as estimated from predictions and labels.
+
+    Attributes:
+        transition: T, the rate of each given label (column) for each predicted class (row) among
+            the most confident predictions, shape (classes, classes).
+        flip_share: rate of contradicted labels among these, divided by that among all; at most 1.
+            It is near 1 if labels are flipped from class to class, and near 0 if labels are wrong
+            where examples are hard.
+        exponent: power of the probabilities with which they and T explain the labels best.
+    """
+
+    transition: Array
+    flip_share: float
+    exponent: float
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What Bayes' rule says about each label.
+
+    Attributes:
+        wrong: probability that the label is wrong.
+        other: most probable true class other than the given one.
+        other_probability: its probability.
+        quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
+        certain: share of labels that are wrong even if all that the predictions leave open is the
+            network's own ignorance; a lower bound of the noise rate.
+    """
+
+    wrong: Array
+    other: Array
+    other_probability: Array
+    quality: Array
+    certain: float
+
+
+def fit_noise_model(p: Array, y: Array) -> NoiseModel:
+    """Estimate how labels become wrong."""
+    n, classes = p.shape
+    predicted, confidence = p.argmax(1), p.max(1).astype(np.float64)
+    confident = _most_confident(predicted, confidence, classes)
+    pairs = predicted[confident] * classes + y[confident]
+    counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes) + 1 / classes
+    contradicted = predicted != y
+    rate = float(contradicted.mean())
+    share = min(1.0, float(contradicted[confident].mean()) / rate) if rate else 0.0
+    transition = counts / counts.sum(1, keepdims=True)
+    count = min(n, SAMPLE, max(1000, SAMPLE_NUMBERS // classes))
+    sample = np.random.default_rng(0).permutation(n)[:count] if count < n else np.arange(n)
+    return NoiseModel(transition, share, _fit_exponent(p[sample], y[sample], transition))
+
+
+def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
+    """Indices of the most confident predictions of each class, at least one of each."""
+    order = np.lexsort((-confidence, predicted))
+    counts = np.bincount(predicted, minlength=classes)
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen: Array = order[rank < np.maximum(1, np.ceil(CONFIDENT * counts[predicted[order]]))]
+    return chosen
+
+
+def _fit_exponent(p: Array, y: Array, transition: Array) -> float:
+    """Power of the probabilities that makes the labels most likely, by golden section.
+
+    Its logarithm has a standard normal prior, which matters for a handful of examples.
+    """
+    logs, flips = _smooth_log(p), transition.T[y]
+
+    def loss(log_exponent: float) -> float:
+        likelihood = (_power(logs, np.exp(log_exponent)) * flips).sum(1)
+        return -float(np.log(likelihood).sum()) + log_exponent**2 / 2
+
+    low, high, ratio = np.log(0.1), np.log(20.0), (np.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    while high - low > 0.01:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = loss(right)
+    return float(np.exp((low + high) / 2))
+
+
+def _smooth_log(p: Array) -> Array:
+    logs: Array = np.log((1 - SMOOTHING) * p.astype(np.float64) + SMOOTHING / p.shape[1])
+    return logs
+
+
+def _power(logs: Array, exponent: float) -> Array:
+    """Probabilities raised to a power, with rows that sum to 1."""
+    z = exponent * logs
+    z -= z.max(1, keepdims=True)
+    np.exp(z, out=z)
+    z /= z.sum(1, keepdims=True)
+    return z
+
+
+def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -> Posterior:
+    """Apply Bayes' rule to each label.
+
+    Args:
+        p: predicted probabilities, shape (n, classes).
+        y: class index of each label.
+        model: how labels become wrong.
+        history: whether p is a mean over training on these labels.
+    """
+    n, classes = p.shape
+    power = float(np.sqrt(model.exponent))  # the likelihood favours exponents that are too extreme
+    eps = HARD * (1 - model.flip_share)
+    own, own_soft, log_odds, doubt, other_probability = (np.empty(n) for _ in range(5))
+    other, certain = np.empty(n, dtype=np.int64), 0
+    for start in range(0, n, CHUNK):
+        part = slice(start, start + CHUNK)
+        logs, given = _smooth_log(p[part]), y[part]
+        rows, flips = np.arange(len(given)), model.transition.T[given]
+        own[part] = _power(logs, power)[rows, given]
+        own_soft[part] = _power(logs, 0.5)[rows, given]
+        likelihood = flips + eps * own[part, None]
+        doubt[part], *_ = _against(_power(logs, SHARPNESS * power) * likelihood, given)
+        sharpness = HISTORY_SHARPNESS if history else SHARPNESS
+        belief = _power(logs, sharpness * power) * likelihood
+        log_odds[part], other[part], other_probability[part] = _against(belief, given)
+        by_flips, *_ = _against(_power(logs, model.exponent) * flips, given)
+        certain += int((_sigmoid(by_flips) > SURE).sum())
+    shift = CLASS_WEIGHT * _typical_log_odds(own, y, classes)
+    soft = np.log1p(-own_soft) - np.log(own_soft) + _typical_log_odds(own_soft, y, classes)
+    weight = min(1.0, model.flip_share / FLIP_SHARE) ** 2
+    return Posterior(
+        wrong=(1 - MISFIT) * _sigmoid(log_odds + shift),
+        other=other,
+        other_probability=(1 - MISFIT) * other_probability,
+        quality=_sigmoid(-weight * (doubt + shift) - (1 - weight) * soft),
+        certain=certain / n,
+    )
+
+
+def _against(belief: Array, given: Array) -> tuple[Array, Array, Array]:
+    """Log odds against the given labels, the most probable other class and its probability."""
+    rows = np.arange(len(given))
+    total, right = belief.sum(1), belief[rows, given].copy()
+    belief[rows, given] = 0
+    wrong, other = belief.sum(1), belief.argmax(1)
+    return np.log(wrong) - np.log(right), other, belief[rows, other] / total
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    probability: Array = np.where(x >= 0, 1, e) / (1 + e)
+    return probability
+
+
+def _typical_log_odds(own: Array, y: Array, classes: int) -> Array:
+    """Log odds of the mean probability that the labels of each class get, by example."""
+    counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
+    mean = (sums / np.maximum(counts, 1)).clip(0.01, 0.99)
+    typical: Array = np.log(mean / (1 - mean))[y]
+    return typical
