@@ -60,7 +60,7 @@ def grid(name: str, *values: float, **others: float) -> tuple[Setting, ...]:
     return tuple({name: value} | others for value in values)
 
 
-RHO = grid("rho", 0.05, 0.1, 0.2, 0.5)
+RHO = grid("rho", 0.1, 0.2, 0.5, 1.0)
 METHODS = {
     "Adam": Method(),
     "weight decay (AdamW)": Method(grid("weight_decay", 0.1, 0.3, 1.0), "adamw"),
@@ -68,11 +68,11 @@ METHODS = {
     "SAM, half the epochs": Method(RHO, "sam", epochs=0.5),
     "SAM": Method(RHO, "sam", cost=2.0, chosen_with="SAM, half the epochs"),
     "IVON": Method(
-        (*grid("hess_init", 0.5, 0.1, 0.05, lr=0.1), {"hess_init": 0.5, "lr": 0.5}), "ivon"
+        (*grid("hess_init", 0.5, 0.1, lr=0.1), *grid("lr", 0.5, 2.0, hess_init=0.5)), "ivon"
     ),
-    "NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.07), "nvrm"),
-    "NVRM-Adam, relative to filters": Method(grid("relative_b", 0.2, 0.4, 0.8), "nvrm"),
-    "dropout + NVRM-Adam": Method(grid("b", 0.03, 0.05, dropout=0.2), "nvrm"),
+    "NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.07, 0.1), "nvrm"),
+    "NVRM-Adam, relative to filters": Method(grid("relative_b", 0.2, 0.4, 0.8, 1.2), "nvrm"),
+    "dropout + NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.07, dropout=0.2), "nvrm"),
 }
 NOISY = ("NVRM-Adam", "NVRM-Adam, relative to filters", "dropout + NVRM-Adam")
 BASELINES = tuple(name for name in METHODS if name not in NOISY)
@@ -205,12 +205,12 @@ def chosen(lines: Sequence[Line], name: str) -> Setting:
     """The setting with the best mean accuracy of held-out images over all disturbances."""
     name = METHODS[name].chosen_with or name
     scores = {
-        json.dumps(line["run"]["setting"]): statistics.fmean(line["last"][d] for d in DISTURBANCES)
+        key(line["run"]["setting"]): statistics.fmean(line["last"][d] for d in DISTURBANCES)
         for line in lines
         if (line["run"]["method"], line["run"]["seed"]) == (name, CHOICE_SEED) and line["last"]
     }
     settings = METHODS[name].settings
-    return max(settings, key=lambda setting: scores.get(json.dumps(setting), -math.inf))
+    return max(settings, key=lambda setting: scores.get(key(setting), -math.inf))
 
 
 def values(lines: Sequence[Line], name: str, measure: str) -> dict[int, float]:
