@@ -122,8 +122,8 @@ def find_label_issues(
         "progress": progress,
     }
     if is_estimator(model):
-        own = training | {"trained": trained, "precision": precision, "seed": 0}
-        _refuse_unused(own, "an estimator")
+        unused = training | {"trained": trained, "precision": precision, "seed": 0}
+        _refuse_unused(unused, "an estimator")
         parts = split_data(data, names=names)
         labels, found_names = read_labels(parts.labels, parts.names)
         p = cross_validate(model, parts.inputs, labels, len(found_names), seed)
