@@ -31,6 +31,7 @@ def table(results: Path) -> str:
     parts = [
         ["## Training on wrong labels", "", *accuracy_tables(results)],
         ["## Finding wrong labels", "", *finding_tables(results)],
+        ["## Differences between methods", "", *pair_tables(results)],
         ["## Settings tried", "", *choice_table(results)],
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
@@ -199,6 +200,44 @@ def accuracy_table(lines: list[Line], name: str) -> list[str]:
             f"Baseline: {arm}, {STAGES[stage]}, the best of the simple ones on the test set. "
             f"SGD fits {fitted} of the given training labels at the last epoch.",
         ]
+    return rows
+
+
+PAIRS = (
+    ("NVRM-SGD", "weight decay"),
+    ("NVRM-SGD", "dropout"),
+    ("NVRM-SGD, b = auto", "dropout"),
+    ("dropout + NVRM-SGD", "dropout"),
+    ("dropout + NVRM-SGD", "NVRM-SGD"),
+    ("NVRM-SGD", "SAM, half the epochs"),
+    ("NVRM-SGD", "SAM"),
+    ("NVRM-SGD", "IVON"),
+)
+"""Comparisons that answer whether noise is better than dropout, and whether both are."""
+
+
+def pair_tables(results: Path) -> list[str]:
+    """Paired differences between two methods: accuracy in points, then the rankings."""
+    return each_row(results, pair_table)
+
+
+def pair_table(lines: list[Line], name: str) -> list[str]:
+    arms = trials(lines, name)
+    stages = [f"test, {title}" for title in STAGES.values()]
+    rows = head("difference", "n", *stages, *MEASURES.values())
+    for first, second in PAIRS:
+        if not (arms.keys() >= {first, second}):
+            continue
+        one, two = arms[first], arms[second]
+        cells = [f"{first} minus {second}", str(len(one.keys() & two.keys()))]
+        for stage in STAGES:
+            value = stage_value(stage)
+            cells.append(difference(by_seed(one, value), by_seed(two, value)))
+        for measure in MEASURES:
+            scores = (score_value(best_score(seeds, measure), measure) for seeds in (one, two))
+            values = (by_seed(seeds, v) for seeds, v in zip((one, two), scores, strict=True))
+            cells.append(difference(*values, scale=1))
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 

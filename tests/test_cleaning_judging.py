@@ -35,7 +35,8 @@ def noisy(rng, n=600, classes=4, rate=0.3):
 
 class TestOneExample:
     def test_flag_suggestion_and_quality(self):
-        found = judge_labels([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]], [0, 2, 1])
+        p = [[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]]
+        found = judge_labels(p, [0, 2, 1])
         assert found.flagged.tolist() == [False, True, False]  # not one that is only as probable
         assert found.suggested.tolist() == [0, 1, 1]
         assert found.ranked.tolist() == [1, 2, 0]
@@ -53,7 +54,9 @@ class TestOneExample:
         y = rng.integers(classes, size=30)
         found = judge_labels(p, y, history=history)
         contradicted = p.argmax(1) != y
-        assert (found.flagged == ((found.error_probability > 0.5) & contradicted)).all()
+        assert not found.flagged[~contradicted].any()
+        lowest = found.error_probability[found.flagged].min(initial=1)
+        assert (found.error_probability[contradicted & ~found.flagged] <= lowest).all()
         assert (found.suggested != y).tolist() == contradicted.tolist()
         for values in (found.quality, found.error_probability, found.suggestion_probability):
             assert ((values >= 0) & (values <= 1)).all()
@@ -230,13 +233,13 @@ class TestPosterior:
         best = 2 * (wrong & (exact > 0.5)).sum() / (wrong.sum() + (exact > 0.5).sum())
         f1 = 2 * (wrong & found.flagged).sum() / (wrong.sum() + found.flagged.sum())
         assert f1 > best - 0.02
-        for low, high in ((0.7, 0.9), (0.9, 1.0)):
+        for low, high in ((0.5, 0.7), (0.7, 0.8), (0.8, 1.0)):
             chosen = found.flagged & (found.error_probability >= low)
             chosen &= found.error_probability < high
             assert wrong[chosen].mean() > low - 0.1
-        sure = found.sure(0.9)
-        assert sure.any()
-        assert (found.suggested[sure] == true[sure]).mean() > 0.9
+        sure = found.sure(0.8)
+        assert sure.mean() > 0.05
+        assert (found.suggested[sure] == true[sure]).mean() > 0.8
         rate = found.noise_rate
         assert rate.low <= wrong.mean() <= rate.high
 

@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,36 @@ def test_probabilities_to_files(capsys, digits):
     assert said["settings"] == {"probabilities": "p.npy"}
     assert said["seed"] is None
     assert (given[[4, 11]] == 0).all()
+
+
+def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder):
+    vectors = np.arange(150.0).reshape(30, 5)
+    np.save("vectors.npy", vectors)
+    code, out, err = neuvar(capsys, "clean", "digits.npz", "--embeddings", "vectors.npy")
+    assert (code, err) == (0, "")
+    assert "trained on 5 numbers each, vectors.npy" in out.splitlines()
+    ((model, examples, _),) = finder.calls
+    assert model(examples.inputs).shape == (30, 3)
+    scaled = (vectors - vectors.mean(0)) / vectors.std(0)
+    np.testing.assert_allclose(examples.inputs.numpy(), scaled, atol=1e-6)
+    said = json.loads(Path("out/clean/summary.json").read_text())
+    assert said["settings"]["embeddings"] == "vectors.npy"
+    assert '"pictures":["data:image/png' in Path("out/clean/index.html").read_text()
+    for wrong, words in (
+        (vectors[:29], r"numbers of shape \(30, size\), one row for each example, got shape \(29"),
+        (vectors.astype(str), "got shape .* and type <U"),
+        (np.where(vectors == 7, np.nan, vectors), "inputs must be finite"),
+    ):
+        np.save("vectors.npy", wrong)
+        words_given = ("clean", "digits.npz", "--embeddings", "vectors.npy", "--overwrite")
+        code, _, err = neuvar(capsys, *words_given)
+        assert code == 2
+        assert re.search(words, err)
+    code, _, err = neuvar(capsys, "clean", "digits.npz", "--embeddings", "none.npy", "--overwrite")
+    assert "--embeddings must be a .npy or .npz file, got 'none.npy'" in err
+    words = ("--embeddings", "vectors.npy", "--probabilities", "p.npy", "--overwrite")
+    code, _, err = neuvar(capsys, "clean", "digits.npz", *words)
+    assert "--embeddings must not be given with --probabilities" in err
 
 
 def test_options_reach_the_training(capsys, digits, finder):

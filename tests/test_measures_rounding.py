@@ -227,9 +227,17 @@ def test_accuracy_under_bit_flips():
     assert "bit flips in 8-bit weights" in str(found)
 
 
-def test_huge_weights_count_as_wrong():
+def test_outputs_that_are_not_numbers_count_as_wrong():
+    def feed(model, batch):
+        scores = model(batch[0])
+        scores[::2, 0] = math.nan  # argmax takes it for the largest
+        return scores, torch.zeros_like(batch[1])
+
     model, data = nn.Linear(5, 3), classes()
-    found = bit_flips(model, data, rates=[0.2], bits=None, draws=8)
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([100.0, 0, 0]))
+    assert rounding(model, data, bits=[8], feed=feed).clean.value == 0.5
+    found = bit_flips(model, data, rates=[0.2], bits=None, draws=8)  # weights become huge, or nan
     assert 0 <= found.accuracies[0].mean < 0.7
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import neuvar
 from neuvar import NVRM, NVRMSGD, AveragedPredictor, _eval_mode, predict
-from neuvar.measures import perturbed
+from neuvar.measures import log_loss, perturbed
 from neuvar.noise import FAMILIES, Draw, standard_noise, whole_slot
 from neuvar.prediction import noisy_classifier
 from neuvar.prediction.uncertainty import PARTS
@@ -101,6 +101,19 @@ def test_intervals_cover_the_exact_values():
         share = torch.stack(inside[name]).mean(0)
         assert (share > 0.88).all(), (name, share)
         assert (share <= 0.99).all(), (name, share)
+
+
+def test_bias_of_few_draws_is_removed():
+    """The entropy of a mean over few draws is too small on average."""
+    model, b, x = Link(W, torch.sigmoid), 0.6, torch.tensor(X[:1])
+    truth = float(exact(X[:1], W, b, torch.sigmoid)["mutual_information"][0])
+    options = {"b": b, "draws": 6, "logits": False, "antithetic": False, "sampler": "fresh"}
+    found = [predict(model, x, seed=seed, **options) for seed in range(400)]
+    plain = np.array([float(one.mutual_information[0]) for one in found])
+    corrected = plain - [float(one.bias["mutual_information"][0]) for one in found]
+    for values, is_biased in ((plain, True), (corrected, False)):
+        error = values.std(ddof=1) / math.sqrt(len(values))
+        assert (abs(values.mean() - truth) > 4 * error) == is_biased
 
 
 @pytest.mark.parametrize("noise", FAMILIES)
@@ -623,6 +636,16 @@ def test_module_is_saved_copied_and_moved():
         assert torch.equal(other(x), predictor(x))
     wide = copy.deepcopy(predictor).double()(x.double())
     assert torch.allclose(wide.float(), predictor(x), atol=1e-5)
+
+
+def test_module_is_evaluated_like_any_other():
+    model, (x, y) = classifier().eval(), classes()
+    predictor = AveragedPredictor(model, b=0.2, draws=4)
+    found = neuvar.train.evaluate(predictor, [(x[:40], y[:40]), (x[40:], y[40:])])
+    expected = predict(model, (x, y), b=0.2, draws=4)
+    loss = log_loss(expected.probabilities, y, logits=False)
+    assert found.loss == pytest.approx(loss.mean, abs=1e-6)
+    assert torch.equal(found.predictions, expected.classes)
 
 
 def test_tied_weights_get_the_same_noise():

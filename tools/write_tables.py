@@ -205,6 +205,12 @@ def wrong_labels() -> list[str]:
     return wrong_labels_tables.accuracy_tables(RESULTS)
 
 
+def wrong_label_differences() -> list[str]:
+    import wrong_labels_tables
+
+    return wrong_labels_tables.pair_tables(RESULTS)
+
+
 def finding_wrong_labels() -> list[str]:
     import wrong_labels_tables
 
@@ -224,6 +230,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "huggingface": huggingface,
     "wrong_labels": wrong_labels,
     "finding_wrong_labels": finding_wrong_labels,
+    "wrong_label_differences": wrong_label_differences,
     "forgetting": forgetting,
 }
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, softmax
 from neuvar._batches import Generators
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
+from neuvar.cleaning.cross_validation import cross_validate, is_estimator
 from neuvar.cleaning.examples import (
     NUMBERS,
     Examples,
@@ -75,8 +76,9 @@ def find_label_issues(
     at no extra cost. :func:`judge_labels` then scores the labels.
 
     Args:
-        model: any classifier with one score for each class; it is not changed. Or predicted
-            probabilities of shape (n, classes): then nothing is trained.
+        model: any network with one score for each class; it is not changed. Or predicted
+            probabilities of shape (n, classes): then nothing is trained. Or any scikit-learn
+            classifier with ``predict_proba``: copies of it are fitted in five folds.
         data: a pair of inputs and labels (arrays, tensors), a :class:`neuvar.data.Dataset` or
             :class:`~neuvar.data.Split`, a torch dataset of pairs or dicts, or a folder with one
             subfolder of images for each class. With probabilities, labels alone are enough.
@@ -90,7 +92,8 @@ def find_label_issues(
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
-        seed: seed of the batch order and the noise; the initial weights are the model's.
+        seed: seed of the batch order and the noise, or of the folds; the initial weights are the
+            model's.
         device: device to train on.
         precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
         names: name of each class; by default those of the data.
@@ -118,6 +121,13 @@ def find_label_issues(
         "device": device,
         "progress": progress,
     }
+    if is_estimator(model):
+        unused = training | {"trained": trained, "precision": precision, "seed": 0}
+        _refuse_unused(unused, "an estimator")
+        parts = split_data(data, names=names)
+        labels, found_names = read_labels(parts.labels, parts.names)
+        p = cross_validate(model, parts.inputs, labels, len(found_names), seed)
+        return _score(p, labels, found_names, parts)
     if not isinstance(model, nn.Module):
         _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
         p = check_probabilities(model)

@@ -37,7 +37,8 @@ CLASS_WEIGHT = 0.35
 FLIP_SHARE = 0.25
 """Below this share of flips, the ranking moves to the square roots of the probabilities."""
 MISFIT = 0.05
-"""Probability that the predictions mislead, however sure they are."""
+"""Probability that predictions mislead, however sure they are. Held-out ones mislead the more, the
+more labels are contradicted with little confidence: then the network is weak."""
 SURE = 0.9
 """Labels that are wrong with this probability count for the lower end of the noise rate."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
@@ -51,6 +52,7 @@ class NoiseModel:
     Attributes:
         transition: T, the rate of each given label (column) for each predicted class (row) among
             the most confident predictions, shape (classes, classes).
+        contradicted: share of labels that are not the predicted class.
         flip_share: rate of contradicted labels among these, divided by that among all; at most 1.
             It is near 1 if labels are flipped from class to class, and near 0 if labels are wrong
             where examples are hard.
@@ -58,6 +60,7 @@ class NoiseModel:
     """
 
     transition: Array
+    contradicted: float
     flip_share: float
     exponent: float
 
@@ -68,6 +71,8 @@ class Posterior:
 
     Attributes:
         wrong: probability that the label is wrong.
+        flagged: whether the label should be looked at: it is more likely wrong than right, before
+            the probability is lowered for predictions that may mislead.
         other: most probable true class other than the given one.
         other_probability: its probability.
         quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
@@ -76,6 +81,7 @@ class Posterior:
     """
 
     wrong: Array
+    flagged: Array
     other: Array
     other_probability: Array
     quality: Array
@@ -95,7 +101,8 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     transition = counts / counts.sum(1, keepdims=True)
     count = min(n, SAMPLE, max(1000, SAMPLE_NUMBERS // classes))
     sample = np.random.default_rng(0).permutation(n)[:count] if count < n else np.arange(n)
-    return NoiseModel(transition, share, _fit_exponent(p[sample], y[sample], transition))
+    exponent = _fit_exponent(p[sample], y[sample], transition)
+    return NoiseModel(transition, rate, share, exponent)
 
 
 def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
@@ -159,6 +166,8 @@ def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -
     n, classes = p.shape
     power = float(np.sqrt(model.exponent))  # the likelihood favours exponents that are too extreme
     eps = HARD * (1 - model.flip_share)
+    weak = 0.0 if history else model.contradicted * (1 - model.flip_share)
+    trust = 1 - MISFIT - weak
     own, own_soft, log_odds, doubt, other_probability = (np.empty(n) for _ in range(5))
     other, certain = np.empty(n, dtype=np.int64), 0
     for start in range(0, n, CHUNK):
@@ -173,14 +182,16 @@ def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -
         belief = _power(logs, sharpness * power) * likelihood
         log_odds[part], other[part], other_probability[part] = _against(belief, given)
         by_flips, *_ = _against(_power(logs, model.exponent) * flips, given)
-        certain += int((_sigmoid(by_flips) > SURE).sum())
+        certain += int((trust * _sigmoid(by_flips) > SURE * (1 - MISFIT)).sum())
     shift = CLASS_WEIGHT * _typical_log_odds(own, y, classes)
     soft = np.log1p(-own_soft) - np.log(own_soft) + _typical_log_odds(own_soft, y, classes)
     weight = min(1.0, model.flip_share / FLIP_SHARE) ** 2
+    wrong = _sigmoid(log_odds + shift)
     return Posterior(
-        wrong=(1 - MISFIT) * _sigmoid(log_odds + shift),
+        wrong=trust * wrong,
+        flagged=(1 - MISFIT) * wrong > 0.5,
         other=other,
-        other_probability=(1 - MISFIT) * other_probability,
+        other_probability=trust * other_probability,
         quality=_sigmoid(-weight * (doubt + shift) - (1 - weight) * soft),
         certain=certain / n,
     )

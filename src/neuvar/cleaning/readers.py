@@ -12,8 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from neuvar.cleaning.examples import NUMBERS, Examples, read_examples, read_labels
+from neuvar.cleaning.examples import (
+    NUMBERS,
+    Examples,
+    read_examples,
+    read_inputs,
+    read_labels,
+)
 from neuvar.cleaning.image_folder import files_in, is_image, read_images
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.score import Array
@@ -22,6 +29,7 @@ from neuvar.labels.label_files import array_names, read_array
 
 INPUTS = ("images", "inputs", "x", "X", "data")
 LABELS = ("labels", "y", "targets")
+EMBEDDINGS = ("embeddings", "vectors", "features", *INPUTS)
 PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
 """Names under which the arrays of an .npz file are looked for, in this order."""
 LABEL = "label"
@@ -293,6 +301,19 @@ def with_classes(source: Source, classes: int, given: str = "--probabilities") -
     labels = values[e.labels].astype(np.int64)
     examples = replace(e, labels=labels, names=tuple(map(str, every)))
     return replace(source, examples=examples, values=every)
+
+
+def read_embeddings(path: Path, count: int) -> Tensor:
+    """Vectors of the examples as float32, from a .npy or .npz file."""
+    if not path.is_file() or path.suffix.lower() not in (".npy", ".npz"):
+        raise ValueError(f"--embeddings must be a .npy or .npz file, got {str(path)!r}")
+    vectors = _read_only_array(path, EMBEDDINGS, "embeddings")
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or len(vectors) != count:
+        raise ValueError(
+            f"--embeddings must hold numbers of shape ({count}, size), one row for each example, "
+            f"got shape {vectors.shape} and type {vectors.dtype}"
+        )
+    return read_inputs(vectors.astype(np.float32))
 
 
 def read_probabilities(path: Path, names: Sequence[str]) -> Array:

@@ -69,7 +69,7 @@ class LabelIssues:
         quality: label quality from 0 to 1; the lower, the more likely the label is wrong.
         suggested: index of the most probable true class, int64; the given label if no class has a
             higher predicted probability.
-        flagged: whether the label is more likely wrong than right, bool.
+        flagged: whether the label should be looked at, bool; flags balance precision and recall.
         error_probability: probability that the label is wrong; of a flagged label, that the flag
             is right.
         suggestion_probability: probability that the most probable other class is the true one.
@@ -159,8 +159,10 @@ def judge_labels(
     with the belief q in each class and the predicted distribution η of labels, both powers of the
     probabilities. T is counted where predictions are most confident: contradicted labels there are
     flips from class to class. ε is large if there are few of them: then labels are wrong where
-    examples are hard. A label is flagged if it is wrong with a probability above 1/2, and the
-    probabilities prefer another class.
+    examples are hard. A label is flagged if it is more likely wrong than right by this rule, and
+    the probabilities prefer another class. Weak predictions may mislead, so ``error_probability``
+    is lower than the rule's own: by 5 %, and by the share of labels that held-out predictions
+    contradict with little confidence.
 
     The noise rate is the fraction of flagged labels, and the transition matrix counts the given
     labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.
@@ -186,7 +188,7 @@ def judge_labels(
     z = normal_quantile(confidence)
     found = posterior(p, y, fit_noise_model(p, y), history=history)
     contradicted = p.max(1) > p[np.arange(n), y]
-    flagged = (found.wrong > 0.5) & contradicted
+    flagged = found.flagged & contradicted
     suggested = np.where(contradicted, found.other, y)
     most = max(float(contradicted.mean()), float(found.wrong.mean()))
     return LabelIssues(

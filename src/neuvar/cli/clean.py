@@ -50,6 +50,8 @@ examples:
   neuvar clean table.csv --labels species --drop id name --epochs 60
   neuvar clean table.csv --labels checked/labels.csv --drop species
                                                    clean labels that were cleaned before
+  neuvar clean photos --embeddings vectors.npy     train on vectors from a model of yours, one for
+                                                   each image, in the order of the sorted files
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
   neuvar clean digits.npz --observed observed.pt   use what a LabelObserver saw in your own
@@ -66,6 +68,9 @@ examples:
         help="array or column of labels, or a .npy, .npz or .csv file with them; for a folder, a "
         ".csv file with the columns file and label")  # fmt: skip
     add("--inputs", metavar="NAME", help="array of inputs in a .npz file")
+    add("--embeddings", type=Path, metavar="FILE",
+        help="vectors of the examples from a model of yours, .npy or .npz, one row per example in "
+        "the order of the data: train on them, show DATA on the page")  # fmt: skip
     add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
         help="columns of a table to ignore")  # fmt: skip
     add("--size", type=positive, metavar="PIXELS", help="height and width of a folder's images "
@@ -126,11 +131,12 @@ def _clean(options: argparse.Namespace) -> int:
         }
         used = [name for name, value in others.items() if value is not None and value is not False]
         _refuse([*used, *training], "with --decisions")
+    embeddings = ["embeddings"] if options.embeddings else []
     if options.probabilities:
-        _refuse(training, "with --probabilities")
+        _refuse([*training, *embeddings], "with --probabilities")
     if options.observed:
         probabilities = ["probabilities"] if options.probabilities else []
-        _refuse([*training, *probabilities], "with --observed")
+        _refuse([*training, *probabilities, *embeddings], "with --observed")
     if options.data is None:
         if not options.observed:
             raise ValueError("DATA must be given, or --observed FILE")

@@ -18,6 +18,7 @@ from neuvar.cleaning.page import is_images
 from neuvar.cleaning.readers import (
     OBSERVED,
     Source,
+    read_embeddings,
     read_observed,
     read_probabilities,
     read_source,
@@ -151,12 +152,17 @@ def _score_observed(
 def _train(examples: Examples, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
     training = {name: getattr(options, name) for name in TRAINING}
     _print_size(examples)
+    own: dict[str, Any] = {}
+    if options.embeddings:
+        vectors = read_embeddings(options.embeddings, len(examples))
+        print(f"trained on {vectors.shape[1]:,} numbers each, {options.embeddings}", flush=True)
+        examples, own = replace(examples, inputs=vectors), {"embeddings": str(options.embeddings)}
     examples = standardize(examples)
     network = network_for(examples, seed=options.seed)
     weights = sum(p.numel() for p in network.parameters())
     with training_progress() as progress:
         issues = find_label_issues(network, examples, progress=progress, **training)
-    settings = {"network": f"{type(network).__name__}, {weights:,} weights", **training}
+    settings = own | {"network": f"{type(network).__name__}, {weights:,} weights", **training}
     if issues.b is not None and issues.b != options.b:
         settings["b_at_the_end"] = float(f"{issues.b:.4g}")
     return issues, settings
