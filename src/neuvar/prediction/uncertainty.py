@@ -94,9 +94,7 @@ def summarize(p: Tensor, h: Tensor) -> Summary:
     bias = dict(zero)
     for name, left_out in (("entropy", entropies), ("mutual_information", informations)):
         stderr[name] = left_out.std(0) * (m - 1) / math.sqrt(m)
-        bias[name] = (m - 1) * (
-            left_out.mean(0) - (total if name == "entropy" else total - expected)
-        )
+        bias[name] = (m - 1) * (left_out.mean(0) - values[name])
     return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
 
 
