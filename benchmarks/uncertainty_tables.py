@@ -186,7 +186,7 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
                     name = {"nvrm": "NVRM", "sam": "SAM", "ivon": "IVON"}.get(arm, arm)
                     label = name if by == "row" else None
                     axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)
-        axes[0].axhline(0, color="0.7", linewidth=0.8)
+        axes[0].axhline(0, color="0.7", linewidth=0.8, label="calibrated")
         axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
         axes[1].set(xlabel="coverage, the surest first", ylabel="accuracy", title="Selection")
         axes[2].set(
@@ -195,7 +195,8 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         axes[2].invert_xaxis()
         for ax in axes:
             ax.spines[["top", "right"]].set_visible(False)
-            ax.legend(frameon=False, fontsize="small")
+            if ax.lines:
+                ax.legend(frameon=False, fontsize="small")
         figure.suptitle(row.title)
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"uncertainty-{row.name}.png", dpi=110)

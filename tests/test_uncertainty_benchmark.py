@@ -1,0 +1,133 @@
+"""The benchmark of uncertainty: equal cost, settings chosen as it says, tables from lines."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import uncertainty
+import uncertainty_tables
+from neuvar.engine import Results
+
+ROW = replace(
+    uncertainty.tiny(uncertainty.ROWS["mnist"]), data="mnist-excerpt", strange="mnist-excerpt"
+)
+
+
+def run(arm, setting, **changes):
+    return {"row": "mnist", "arm": arm, "setting": setting, "seed": 0, "choice": False} | changes
+
+
+@pytest.mark.parametrize(
+    ("arm", "ways"),
+    [("plain", ["clean"]), ("nvrm", ["clean", "averaged"]), ("dropout", ["clean", "averaged"])],
+)
+def test_one_run(arm, ways):
+    line = uncertainty.run_one(run(arm, uncertainty.ARMS[arm].grid[0]), {"mnist": ROW})
+    assert line["status"] == "finished"
+    assert list(line["predictions"]) == list(line["held_out"]) == ways
+    assert all(0 <= own["accuracy"] <= 1 for own in line["predictions"].values())
+    assert len(line["weights"]["bits"]["row"]) == len(uncertainty.BITS)
+
+
+def test_arms_take_equally_many_gradients():
+    data = uncertainty.Images(replace(ROW, epochs=4))
+    gradients = {
+        arm: uncertainty.train(data.row, arm, setting, 0, data).gradients
+        for arm, setting in (
+            ("plain", {}), ("nvrm", {"b": 0.01}), ("sam", {"rho": 0.05}), ("swa", {}),
+        )
+    }  # fmt: skip
+    assert len(set(gradients.values())) == 1
+
+
+@pytest.mark.parametrize("name", uncertainty.ROWS)
+def test_dropout_is_before_linear_layers(name):
+    row = uncertainty.ROWS[name]
+    plain, dropped = (uncertainty.network(row, rate, 0) for rate in (0.0, 0.5))
+    layers = [m for m in dropped.modules() if isinstance(m, (nn.Dropout, nn.Linear))]
+    kinds = [type(layer).__name__ for layer in layers]
+    assert "Dropout" in kinds
+    assert kinds[-2:] == ["Dropout", "Linear"]
+    shape = (2, 3, 32, 32) if name == "cifar10" else (2, 1, 28, 28)
+    x = torch.rand(shape)
+    assert torch.equal(plain.eval()(x), dropped.eval()(x))
+
+
+def test_swa_is_the_mean_of_the_last_epochs(monkeypatch):
+    seen, average = [], torch.optim.swa_utils.AveragedModel.update_parameters
+
+    def update(self, model):
+        seen.append([p.detach().clone() for p in model.parameters()])
+        average(self, model)
+
+    monkeypatch.setattr(torch.optim.swa_utils.AveragedModel, "update_parameters", update)
+    data = uncertainty.Images(replace(ROW, epochs=8))
+    model = uncertainty.train(data.row, "swa", {}, 0, data).model
+    assert len(seen) == 2
+    for p, *parts in zip(model.parameters(), *seen, strict=True):
+        assert torch.allclose(p, torch.stack(parts).mean(0), atol=1e-6)
+
+
+def test_settings_are_chosen_by_the_arms_own_prediction():
+    def line(b, clean, averaged):
+        losses = {"clean": clean, "averaged": averaged}
+        own = run("nvrm", {"b": b}, seed=1000, choice=True)
+        return {"run": own, "status": "finished", "held_out": losses}
+
+    lines = [line(0.1, 0.1, 0.5), line(0.2, 0.3, 0.4), line(0.3, 0.01, None)]
+    lines.append({"run": run("nvrm", {"b": 0.4}, choice=True), "status": "diverged"})
+    assert uncertainty.chosen(ROW, "nvrm", lines) == {"b": 0.2}
+
+
+def test_reported_runs_have_every_arm_and_seed():
+    lines = [
+        {"run": own, "status": "finished", "held_out": {"clean": 0.1}}
+        for own in uncertainty.choice_runs(ROW)
+    ]
+    runs = uncertainty.reported_runs(ROW, lines)
+    assert len(runs) == len(uncertainty.ARMS) * len(ROW.seeds)
+    assert {own["arm"] for own in runs} == set(uncertainty.ARMS)
+    assert len({uncertainty.key(own) for own in runs}) == len(runs)
+    assert uncertainty.CHOICE_SEED not in {own["seed"] for own in runs}
+    same = {own["arm"]: own["setting"] for own in runs}
+    assert same["swa"] == same["ensemble"] == same["plain"]
+
+
+def synthetic(ours, plain, dropout):
+    """Lines with given log losses, one per seed."""
+    lines = []
+    for arm, way, values in (
+        ("nvrm", "averaged", ours), ("plain", "clean", plain), ("dropout", "averaged", dropout)
+    ):  # fmt: skip
+        for seed, value in enumerate(values):
+            numbers = dict.fromkeys(uncertainty_tables.PREDICTION_COLUMNS, 0.5)
+            numbers |= {"log_loss": value, "bins": [[0.5, 0.5, 10]], "coverage": [0.9] * 17}
+            predictions = {way: numbers}
+            lines.append({"run": run(arm, {}, seed=seed), "status": "finished"})
+            lines[-1]["predictions"] = predictions
+    return lines
+
+
+def test_tables_and_verdicts(tmp_path):
+    lines = synthetic([0.10, 0.11, 0.12], [0.20, 0.21, 0.22], [0.10, 0.11, 0.13])
+    text = uncertainty_tables.tables(lines, {"mnist": ROW})
+    assert "| NVRM, averaged | 50.0 ± 0.0 | 0.5000 ± 0.0000 | 0.110 ± 0.010 |" in text
+    verdict = "lower than plain; no significant difference from MC dropout."
+    assert f"Log loss of NVRM averaged, beyond two standard errors: {verdict}" in text
+    assert "n = 3" in text
+    uncertainty_tables.pictures(lines, {"mnist": ROW}, tmp_path)
+    assert (tmp_path / "uncertainty-mnist.png").stat().st_size > 10_000
+
+
+def test_committed_tables_are_those_of_the_lines():
+    path = uncertainty.RESULTS / "uncertainty.jsonl"
+    if not path.with_suffix(".md").exists():
+        pytest.skip("no results are committed yet")
+    lines = list(Results(path).lines().values())
+    text = uncertainty_tables.tables(lines, uncertainty.ROWS)
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == text
