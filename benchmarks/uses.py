@@ -39,11 +39,15 @@ class Use:
     percent: bool = True
 
     @property
+    def seeds(self) -> list[int]:
+        """Seeds that both have."""
+        return sorted(self.without.keys() & self.with_noise.keys())
+
+    @property
     def gains(self) -> list[float]:
         """Differences by seed; in points if the measure is a share."""
         factor = 100 if self.percent else 1
-        seeds = sorted(self.without.keys() & self.with_noise.keys())
-        return [factor * (self.with_noise[seed] - self.without[seed]) for seed in seeds]
+        return [factor * (self.with_noise[seed] - self.without[seed]) for seed in self.seeds]
 
     @property
     def outcome(self) -> str:
@@ -67,7 +71,7 @@ class Use:
         ]
 
     def _mean(self, values: BySeed) -> str:
-        mean = statistics.fmean(values.values())
+        mean = statistics.fmean(values[seed] for seed in self.seeds)
         return f"{100 * mean:.1f} %" if self.percent else f"{mean:.3f}"
 
 

@@ -21,7 +21,15 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 RESULTS = ROOT / "results"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/huggingface.md"))
+DOCUMENTS = tuple(
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/results.md",
+        "docs/huggingface.md",
+        "docs/what-noise-is-good-for.md",
+    )
+)
 
 
 def main() -> None:
@@ -223,6 +231,18 @@ def forgetting() -> list[str]:
     return forgetting_table.report(lines("forgetting.jsonl"))
 
 
+def moved_weights() -> list[str]:
+    import moved_weights
+
+    return moved_weights.table(lines("moved_weights.jsonl"))
+
+
+def uses() -> list[str]:
+    import uses
+
+    return uses.table(RESULTS)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
@@ -232,6 +252,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "finding_wrong_labels": finding_wrong_labels,
     "wrong_label_differences": wrong_label_differences,
     "forgetting": forgetting,
+    "moved_weights": moved_weights,
+    "uses": uses,
 }
 
 if __name__ == "__main__":
