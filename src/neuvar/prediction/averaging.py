@@ -45,9 +45,8 @@ def predict(
 
     By default the noise is that of the optimizer that trained the model. The same seed gives the
     same bits. The data are read once. The model is evaluated in evaluation mode; its weights,
-    modes, buffers and the global generators are restored, also after an error or Ctrl-C. Memory
-    does not grow with the number of draws: it is two copies of the weights, the result and blocks
-    of the data.
+    modes, buffers and the global generators are restored, also after an error or Ctrl-C. Memory is
+    bounded for any number of draws: two copies of the weights, the result, and blocks of the data.
 
     References:
         Depeweg et al. 2018, Decomposition of uncertainty in Bayesian deep learning;
