@@ -149,6 +149,42 @@ def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder
     assert "--embeddings must not be given with --probabilities" in err
 
 
+def test_a_table_of_every_kind_of_column(capsys):
+    """Trained for real, from the file to the page."""
+    rng = np.random.default_rng(0)
+    true = np.arange(120) % 2
+    words = np.array([["sun", "rain", "wind", "cloud"], ["goal", "match", "team", "coach"]])
+    wrong = np.isin(np.arange(120), [5, 30, 77])
+    rows = ["when,place,points,note,topic"]
+    for i, k in enumerate(true):
+        note = " ".join(rng.choice(words[k], 5))
+        points = "" if i == 9 else f"{rng.normal() + 3 * k:.3f}"
+        topic = ("weather", "sport")[k ^ wrong[i]]
+        rows.append(
+            f"2024-05-{1 + i % 28:02},{'north' if i % 3 else 'south'},{points},{note},{topic}"
+        )
+    Path("news.csv").write_text("\n".join(rows) + "\n")
+    code, out, err = neuvar(capsys, "clean", "news.csv", "--epochs", "6")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "labels: column 'topic', guessed; name another with --labels"
+    assert lines[1] == (
+        "1 column of numbers ('points': 1 gap, filled with the median), 1 column of dates, 1 "
+        "column of categories ('place': 2 values), 1 column of text ('note': n-grams of letters "
+        "and words)"
+    )
+    worst = [int(row["index"]) for row in rows_of("out/clean/issues.csv")[:3]]
+    assert sorted(worst) == [5, 30, 77]
+    page = Path("out/clean/index.html").read_text()
+    assert '"columns":["when","place","points","note"]' in page
+    Path("decisions.csv").write_text("index,given,label\n5,weather,sport\n")
+    code, out, err = neuvar(capsys, "clean", "news.csv", "--decisions", "decisions.csv")
+    assert (code, err) == (0, "")
+    labels = [row["label"] for row in rows_of("out/clean/labels.csv")]
+    given = [row.rsplit(",", 1)[1] for row in rows[1:]]
+    assert [i for i in range(120) if labels[i] != given[i]] == [5]
+
+
 def test_options_reach_the_training(capsys, digits, finder):
     words = "--b 0.02 --epochs 7 --batch-size 16 --lr 0.05 --seed 5 --precision bf16 --top 1"
     code, out, _ = neuvar(capsys, "clean", "digits.npz", *words.split(), "--out", "a/b")

@@ -7,7 +7,8 @@ function preview(card) {
   if (data.pictures) return make("img", { src: data.pictures[card.i], alt: about, draggable: "false" });
   if (data.numbers) {
     const rows = data.numbers[card.i].map((value, k) => make("tr", {},
-      make("th", { scope: "row" }, isolated(data.columns[k])), make("td", {}, String(value))));
+      make("th", { scope: "row" }, isolated(data.columns[k])),
+      data.unusual?.[card.i].includes(k) ? make("td", { class: "unusual", title: "Unusual value" }, value) : make("td", {}, String(value))));
     return make("table", { "aria-label": about }, make("tbody", {}, ...rows));
   }
   return bars(data.bars[card.i], about);

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -19,6 +21,7 @@ from neuvar.cleaning.score import Array
 from neuvar.pages import head, printable
 
 if TYPE_CHECKING:
+    from neuvar.cleaning.readers import Source
     from neuvar.cleaning.results import Cleaning
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
@@ -45,6 +48,10 @@ MIN_SIDE = 12
 MAX_NUMBERS = 8
 """More features than this are shown as bars."""
 MAX_BARS = 64
+MAX_CELLS = 12
+"""Columns of a table that are shown, if not all are numbers."""
+MAX_TEXT = 300
+"""Characters of a cell that are shown."""
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
@@ -126,6 +133,8 @@ def _inputs(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
     inputs = cleaning.source.examples.inputs
     if is_images(inputs):
         return {"pictures": pictures(inputs, shown, room=room)}
+    if cleaning.source.cells:
+        return _cells(cleaning.source, shown)
     width = inputs[0].numel()
     if width > MAX_NUMBERS:
         return {"bars": bars(inputs, shown)}
@@ -133,6 +142,39 @@ def _inputs(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
     rows = inputs[np.asarray(shown)].flatten(1).tolist()
     numbers = [[float(f"{value:.4g}") for value in row] for row in rows]
     return {"columns": list(columns), "numbers": numbers}
+
+
+def _cells(source: Source, shown: Array) -> dict[str, Any]:
+    """Names and cells of the first columns of a table, and which cells are unusual."""
+    columns = list(zip(source.columns, source.cells, strict=True))[:MAX_CELLS]
+    unusual = [unusual_cells(cells) for _, cells in columns]
+    return {
+        "columns": [name for name, _ in columns],
+        "numbers": [[printable(cells[i][:MAX_TEXT]) for _, cells in columns] for i in shown],
+        "unusual": [[k for k, mask in enumerate(unusual) if mask[i]] for i in shown],
+    }
+
+
+def unusual_cells(cells: Sequence[str]) -> Array:
+    """Numbers more than three deviations from the mean, and values of less than one row in 100.
+
+    >>> unusual_cells(["red"] * 150 + ["pink"])[-2:].tolist()
+    [False, True]
+    >>> unusual_cells(["1", "2"] * 50 + ["90", ""])[-3:].tolist()
+    [False, True, False]
+    """
+    known = [cell for cell in cells if cell]
+    try:
+        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:
+        counts = Counter(known)
+        if len(counts) > len(known) / 5:  # text, in which every value is rare
+            return np.zeros(len(cells), dtype=bool)
+        return np.array([bool(cell) and counts[cell] < len(cells) / 100 for cell in cells])
+    if not known:
+        return np.zeros(len(cells), dtype=bool)
+    far: Array = np.abs(numbers - np.nanmean(numbers)) > 3 * np.nanstd(numbers)
+    return far
 
 
 def is_images(inputs: Tensor) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar.cleaning.encoding import read_features
 from neuvar.cleaning.examples import (
     NUMBERS,
     Examples,
@@ -24,7 +25,7 @@ from neuvar.cleaning.examples import (
 from neuvar.cleaning.image_folder import files_in, is_image, read_images
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.score import Array
-from neuvar.cleaning.tables import check_column, first_line, read_header, read_table, read_texts
+from neuvar.cleaning.tables import check_column, first_line, read_header, read_numbers, read_texts
 from neuvar.labels.label_files import array_names, read_array
 
 INPUTS = ("images", "inputs", "x", "X", "data")
@@ -33,7 +34,8 @@ EMBEDDINGS = ("embeddings", "vectors", "features", *INPUTS)
 PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
 """Names under which the arrays of an .npz file are looked for, in this order."""
 LABEL = "label"
-"""The column of labels unless another one is named."""
+LABEL_COLUMNS = (LABEL, "labels", "class", "target", "category", "y")
+"""Names of the column of labels unless --labels is given, in this order, in any case."""
 OBSERVED = "observed"
 """Kind of a source that is the file of an observer, without inputs."""
 DATA_KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
@@ -53,6 +55,8 @@ class Source:
     values: Array  # label of each class in its original form, numbers or text
     columns: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # columns or files that were not read, and why
+    cells: tuple[tuple[str, ...], ...] = ()  # text of each cell, by column, if not plain numbers
+    notes: tuple[str, ...] = ()  # what was guessed or encoded, to be said
 
     @property
     def id_column(self) -> str:
@@ -68,8 +72,9 @@ class Source:
     def sha256(self) -> str:
         """Digest of inputs, labels, class names and files."""
         e = self.examples
-        inputs = e.inputs.cpu().contiguous().numpy()
-        text = repr((inputs.shape, inputs.dtype.str, e.names, e.files))
+        # Encoded columns depend on rounding, their cells do not.
+        inputs = np.zeros(0) if self.cells else e.inputs.cpu().contiguous().numpy()
+        text = repr((inputs.shape, inputs.dtype.str, e.names, e.files, *self.cells))
         digest = hashlib.sha256(text.encode(errors="surrogatepass"))
         digest.update(inputs.data)
         digest.update(np.ascontiguousarray(e.labels, np.int64).data)
@@ -179,8 +184,12 @@ def _read_only_array(path: Path, wanted: Sequence[str], what: str) -> Array:
 
 
 def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
-    kind, column = path.suffix.lower().removeprefix("."), labels or LABEL
     names, row_numbers = read_header(path)
+    kind = path.suffix.lower().removeprefix(".")
+    column = labels or _guess_labels(names, row_numbers, path)
+    notes = [f"labels: column {column!r}, guessed; name another with --labels"]
+    if labels is not None or column == LABEL:
+        notes = []
     in_file = labels is not None and column not in names and Path(labels).is_file()
     own = None if in_file else column
     if own is not None:
@@ -194,15 +203,35 @@ def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
         left_out[LABEL] = "other labels"
     left_out = {name: reason for name, reason in left_out.items() if name not in (own, *drop)}
     columns = [name for name in names if name != own and name not in (*drop, *left_out)]
-    numbers, cells = read_table(path, columns, own)
+    features, cells = read_features(path, columns, own)
     if in_file:
         given = _read_label_file(column, f"a column of {path}")
     else:
         given = (_parse_labels if kind == "csv" else _plain_labels)(cells)
-    examples = read_examples((numbers, given))
+    examples = read_examples((features.numbers, given))
     reasons = tuple(f"column {name!r} ({reason})" for name, reason in left_out.items())
-    values = _class_values(given, examples.names)
-    return Source(path.name, kind, examples, values, tuple(columns), reasons)
+    return Source(
+        path.name,
+        kind,
+        examples,
+        _class_values(given, examples.names),
+        features.columns,
+        (*reasons, *features.left_out),
+        features.cells,
+        tuple(notes) + ((features.summary,) if features.summary else ()),
+    )
+
+
+def _guess_labels(names: Sequence[str], row_numbers: Sequence[str], path: Path) -> str:
+    """The column of labels by its name, or the last one."""
+    lower = {name.strip().lower(): name for name in reversed(names)}
+    for word in LABEL_COLUMNS:
+        if word in lower:
+            return lower[word]
+    others = [name for name in names if name not in row_numbers]
+    if len(others) < 2:
+        check_column(LABEL, names, path)
+    return others[-1]
 
 
 def _read_label_file(name: str, otherwise: str) -> Array:
@@ -327,7 +356,7 @@ def read_probabilities(path: Path, names: Sequence[str]) -> Array:
     if path.suffix.lower() == ".csv":
         header, row_numbers = read_header(path)
         columns = [name for name in header if name not in row_numbers]
-        return read_table(path, names if set(columns) == set(names) else columns, None)[0]
+        return read_numbers(path, names if set(columns) == set(names) else columns)
     p = _read_only_array(path, PROBABILITIES, "probabilities")
     if p.ndim != 2 or p.dtype.kind not in "fiub":
         raise ValueError(

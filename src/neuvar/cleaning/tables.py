@@ -52,8 +52,8 @@ def check_column(name: str, names: Sequence[str], path: Path) -> None:
         raise ValueError(f"{path} has no column {name!r}, there are {listed}{more}")
 
 
-def read_table(path: Path, columns: Sequence[str], label: str | None) -> tuple[Array, list[Any]]:
-    """Columns of numbers as float32, and the column of labels; in a CSV file, labels stay text."""
+def read_frame(path: Path, columns: Sequence[str], label: str | None) -> tuple[Any, list[Any]]:
+    """A data frame, and its column of labels; in a CSV file, labels stay text."""
     if _is_parquet(path):
         whole = _read_parquet(path, lambda file: file.read())
         frame = whole.replace_schema_metadata().to_pandas()
@@ -64,7 +64,20 @@ def read_table(path: Path, columns: Sequence[str], label: str | None) -> tuple[A
     if not len(frame):
         raise ValueError(f"{path} has no rows")
     if not columns:
-        raise ValueError(f"{path} must have columns of numbers beside the labels, there are none")
+        raise ValueError(f"{path} must have columns beside the labels, there are none")
+    if label is None:
+        return frame, []
+    _refuse_empty(frame[label], path)
+    labels = frame[label].tolist()
+    numeric = np.asarray(frame[label]).dtype.kind in NUMBERS
+    if not numeric and not all(isinstance(one, str) for one in labels):
+        raise ValueError(f"{path}: column {label!r} must hold labels, got {frame[label].dtype}")
+    return frame, labels
+
+
+def read_numbers(path: Path, columns: Sequence[str]) -> Array:
+    """Columns of numbers as float32."""
+    frame, _ = read_frame(path, columns, None)
     numbers = np.empty((len(frame), len(columns)), np.float32)
     for j, name in enumerate(columns):
         with np.errstate(over="ignore"):
@@ -72,14 +85,7 @@ def read_table(path: Path, columns: Sequence[str], label: str | None) -> tuple[A
         if not np.isfinite(numbers[:, j]).all():
             row = int(np.isinf(numbers[:, j]).argmax())
             raise ValueError(f"{path}: example {row}, column {name!r} is too large for float32")
-    if label is None:
-        return numbers, []
-    _refuse_empty(frame[label], path)
-    labels = frame[label].tolist()
-    numeric = np.asarray(frame[label]).dtype.kind in NUMBERS
-    if not numeric and not all(isinstance(one, str) for one in labels):
-        raise ValueError(f"{path}: column {label!r} must hold labels, got {frame[label].dtype}")
-    return numbers, labels
+    return numbers
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -157,7 +163,7 @@ def _numbers(column: Any, path: Path) -> Array:
         if cells.dtype.kind not in NUMBERS:
             _refuse_empty(column[row : row + 1], path)
         raise ValueError(
-            f"{path}: {_place(path, row)}, column {column.name!r} must be a finite number, "
+            f"{path}: {row_place(path, row)}, column {column.name!r} must be a finite number, "
             f"got {cells.tolist()[row]!r}"
         )
     return numbers
@@ -166,10 +172,10 @@ def _numbers(column: Any, path: Path) -> Array:
 def _refuse_empty(column: Any, path: Path) -> None:
     for row, cell in zip(column.index, column.tolist(), strict=True):
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):
-            raise ValueError(f"{path}: {_place(path, row)}, column {column.name!r} is empty")
+            raise ValueError(f"{path}: {row_place(path, row)}, column {column.name!r} is empty")
 
 
-def _place(path: Path, row: int) -> str:
+def row_place(path: Path, row: int) -> str:
     """Where a row is: in a CSV file by its line, which pandas does not keep."""
     if not _is_parquet(path):
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace") as file:

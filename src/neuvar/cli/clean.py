@@ -34,9 +34,11 @@ DATA is one of
   a folder      with one subfolder of images for each class
   FILE.npz      with an array called images, inputs, x, X or data, and one called labels, y or
                 targets; for other names use --inputs and --labels
-  FILE.csv      with a header line; all columns except the labels are numbers. Left out are row
-                numbers (an unnamed first column, a pandas index), the columns of --drop, and
-                the column label if --labels names another one
+  FILE.csv      with a header line; columns are numbers, dates, categories or text, and may have
+                gaps. Labels are in the column label, class, target, category or y, or the last
+                one; the command says which. Left out are row numbers (an unnamed first column, a
+                pandas index), text that differs in most rows and is no sentence, the columns of
+                --drop, and the column label if --labels names another one
   FILE.parquet  like FILE.csv
 A network is trained once, with noise on its weights so that it does not memorize wrong labels.
 DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label

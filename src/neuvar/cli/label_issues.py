@@ -45,6 +45,8 @@ def clean(options: argparse.Namespace) -> int:
     source = _read(options)
     if is_images(source.examples.inputs):
         require_pillow()  # the page needs it, after the training
+    for note in source.notes:
+        print(printable(note), flush=True)
     left_out = printable(", ".join(source.left_out))
     if left_out:
         print(f"left out: {left_out}", flush=True)
@@ -56,6 +58,8 @@ def clean(options: argparse.Namespace) -> int:
         issues, settings = _train(source.examples, options)
     if left_out:
         settings["left_out"] = left_out
+    if source.notes:
+        settings["columns"] = "; ".join(source.notes)
     cleaning = Cleaning(
         source=source,
         issues=issues,

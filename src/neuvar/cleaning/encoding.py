@@ -1,0 +1,237 @@
+"""Turn the columns of a table into numbers: gaps, dates, categories and text, by scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuvar.cleaning.score import Array
+from neuvar.cleaning.tables import read_frame, row_place
+
+MISSING = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
+"""Cells that count as empty, in lower case."""
+NUMBERS_WITH_TYPOS = 0.9
+"""A column with at least this share of numbers, but not only numbers, has typing errors."""
+MAX_CATEGORIES = 50
+"""Rarer values of a column share one category."""
+FEW_VALUES = 20
+"""A column with at most so many values, or with five rows for each, has categories."""
+WORDS = 2.5
+"""Cells of text have at least so many words on average."""
+TEXT_NUMBERS = 100
+"""Numbers for each column of text."""
+NEEDS_SKLEARN = (
+    'tables with gaps, dates, categories or text need scikit-learn: pip install "neuvar[clean]"'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Columns of a table as numbers.
+
+    Attributes:
+        numbers: float32, shape (rows, features).
+        columns: columns that were used.
+        cells: text of each cell, by column, if any column is not plain numbers; otherwise empty.
+        summary: how the columns were turned into numbers, empty if they are plain numbers.
+        left_out: columns that were not used, and why.
+    """
+
+    numbers: Array
+    columns: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...] = ()
+    summary: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Column:
+    name: str
+    kind: str  # "number", "date", "category", "text" or "id"
+    values: Array  # float64 with nan for gaps, or text
+    series: Any  # as it was read
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells as text."""
+        return tuple(map(_cell, self.series.tolist()))
+
+    @property
+    def gaps(self) -> int:
+        return int(np.isnan(self.values).sum()) if self.kind in ("number", "date") else 0
+
+
+def read_features(
+    path: Path, columns: Sequence[str], label: str | None
+) -> tuple[Features, list[Any]]:
+    """The columns of a table as numbers, and the column of labels.
+
+    All problems of a table are listed at once.
+    """
+    frame, labels = read_frame(path, columns, label)
+    read, problems = [], []
+    for name in columns:
+        column = _read_column(frame[name])
+        problem = _problem(column, frame[name], path)
+        problems += [problem] if problem else []
+        read.append(column)
+    if problems:
+        if len(problems) > 1:
+            listed = "".join(f"\n  {problem}" for problem in problems)
+            raise ValueError(f"{path} has {len(problems)} columns with problems:{listed}")
+        raise ValueError(f"{path}: {problems[0]}")
+    return _encode(read, path), labels
+
+
+def _read_column(series: Any) -> _Column:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    name, n = series.name, len(series)
+    if series.dtype.kind in "biuf":
+        values = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+        return _Column(name, "number", values, series)
+    clean = ["" if text.lower() in MISSING else text for text in map(_cell, series.tolist())]
+    known = np.array([bool(text) for text in clean])
+    text = pd.Series(clean, dtype=object)
+    numbers = np.asarray(pd.to_numeric(text.where(known), errors="coerce"), np.float64)
+    share = np.isfinite(numbers[known]).mean() if known.any() else 1.0
+    if share >= NUMBERS_WITH_TYPOS:
+        return _Column(name, "number", numbers, series)
+    days = _days(text[known])
+    if days is not None:
+        values = np.full(n, np.nan)
+        values[known] = days
+        return _Column(name, "date", values, series)
+    return _Column(name, _text_kind(text[known], n), np.array(clean, dtype=object), series)
+
+
+def _days(texts: Any) -> Array | None:
+    """Days since 1970 if all texts are dates, written year first."""
+    import pandas as pd
+
+    if not texts.str.match(r"\d{4}-\d{1,2}(-\d{1,2})?\b").all():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dates = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
+    if dates.isna().any():
+        return None
+    since = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return np.asarray(since, np.float64)
+
+
+def _text_kind(texts: Any, n: int) -> str:
+    values = texts.nunique()
+    if values <= max(FEW_VALUES, n / 5):
+        return "category"
+    return "text" if texts.str.split().str.len().mean() >= WORDS else "id"
+
+
+def _cell(value: Any) -> str:
+    """A cell as text; empty for a gap."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value).strip()
+
+
+def _problem(column: _Column, series: Any, path: Path) -> str:
+    """What is wrong with a column, or nothing."""
+    if column.kind != "number":
+        binary = any("\0" in str(value) for value in series)
+        return f"column {column.name!r} must be text, it has bytes of zero" if binary else ""
+    bad = np.abs(column.values) > np.finfo(np.float32).max
+    if series.dtype.kind not in "biuf":
+        nan = np.flatnonzero(np.isnan(column.values))
+        cells = series.iloc[nan].tolist()
+        bad[nan] = [_cell(value).lower() not in MISSING for value in cells]
+    if not bad.any():
+        return ""
+    row = int(bad.argmax())
+    more = f", and {bad.sum() - 1} more" if bad.sum() > 1 else ""
+    return (
+        f"{row_place(path, row)}, column {column.name!r} must be a finite number for float32, got "
+        f"{series.iloc[row]!r}{more}; correct it, or leave the column out with --drop"
+    )
+
+
+def _encode(columns: list[_Column], path: Path) -> Features:
+    used = [column for column in columns if column.kind != "id"]
+    left_out = tuple(
+        f"column {column.name!r} (different in most rows)"
+        for column in columns
+        if column.kind == "id"
+    )
+    if not used:
+        raise ValueError(f"{path} must have columns whose values repeat, beside the labels")
+    names = tuple(column.name for column in used)
+    if all(column.kind == "number" and not column.gaps for column in used):
+        numbers = np.stack([column.values for column in used], 1).astype(np.float32)
+        return Features(numbers, names, left_out=left_out)
+    parts = [_encode_column(column) for column in used]
+    numbers = np.concatenate(parts, 1).astype(np.float32)
+    cells = tuple(column.cells for column in used)
+    return Features(numbers, names, cells, _summary(used, parts), left_out)
+
+
+def _encode_column(column: _Column) -> Array:
+    try:
+        from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
+            HashingVectorizer,
+            TfidfTransformer,
+        )
+        from sklearn.impute import SimpleImputer  # type: ignore[import-untyped]
+        from sklearn.pipeline import make_pipeline, make_union  # type: ignore[import-untyped]
+        from sklearn.preprocessing import OneHotEncoder  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(NEEDS_SKLEARN) from error
+    values = column.values[:, None]
+    if column.kind in ("number", "date"):
+        imputer = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
+        return np.asarray(imputer.fit_transform(values))
+    if column.kind == "category":
+        encoder = OneHotEncoder(max_categories=MAX_CATEGORIES, sparse_output=False)
+        return np.asarray(encoder.fit_transform(values))
+    hashed = make_union(
+        HashingVectorizer(ngram_range=(1, 2), n_features=2**16),
+        HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), n_features=2**16),
+    )
+    return _reduce(make_pipeline(hashed, TfidfTransformer()).fit_transform(column.values))
+
+
+def _reduce(sparse: Any) -> Array:
+    """The leading components of a sparse matrix, as many as a network can use."""
+    from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
+
+    size = min(TEXT_NUMBERS, sparse.shape[0])
+    return np.asarray(TruncatedSVD(size, random_state=0).fit_transform(sparse))
+
+
+def _summary(columns: list[_Column], parts: list[Array]) -> str:
+    """How columns were encoded, in one sentence.
+
+    >>> price = _Column("price", "number", np.array([1.0, np.nan]), None)
+    >>> _summary([price], [np.zeros((2, 2))])
+    "1 column of numbers ('price': 1 gap, filled with the median)"
+    """
+    names = {"number": "numbers", "date": "dates", "category": "categories", "text": "text"}
+    said = []
+    for kind, word in names.items():
+        some = [(c, part) for c, part in zip(columns, parts, strict=True) if c.kind == kind]
+        notes = []
+        for column, part in some:
+            if column.gaps:
+                gaps = f"{column.gaps} gap{'s' * (column.gaps != 1)}, filled with the median"
+                notes.append(f"{column.name!r}: {gaps}")
+            elif kind == "category":
+                notes.append(f"{column.name!r}: {part.shape[1]} values")
+            elif kind == "text":
+                notes.append(f"{column.name!r}: n-grams of letters and words")
+        if some:
+            count = f"{len(some)} column{'s' * (len(some) != 1)} of {word}"
+            said.append(count + (f" ({'; '.join(notes)})" if notes else ""))
+    return ", ".join(said)
