@@ -18,7 +18,7 @@ from torch.special import entr
 
 from neuvar._batches import TARGET_KEYS, Batches, Feed, Generators, feed_batch, length
 from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.measures.perturbed import DRAWS_AT_ONCE, FedModel, PerturbedModel
+from neuvar.measures.perturbed import FedModel, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
 from neuvar.prediction.training_noise import Kind
@@ -29,6 +29,9 @@ BLOCK = 1 << 22
 
 BLOCK_BYTES = 1 << 28
 """Largest size of the inputs that are held at once."""
+
+DRAWS_AT_ONCE = 32
+"""How many perturbed models to evaluate in one vectorized call."""
 
 
 def feed_inputs(model: nn.Module, batch: Any) -> tuple[Any, Any]:
