@@ -10,7 +10,8 @@ times the cost. Predictions are made as their authors do: at the clean weights, 
 
 The settings of an arm are chosen by the log loss of held-out images, with a seed that is not
 reported. Finished runs are skipped, so the same command continues. One line per run in
-results/uncertainty.jsonl, tables in results/uncertainty.md, figures in docs/pictures.
+results/uncertainty.jsonl, tables in results/uncertainty.md and docs/how-sure.md, figures in
+docs/pictures.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from neuvar.models.seeded import seeded
 
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+GUIDE = Path(__file__).parents[1] / "docs" / "how-sure.md"
 CHOICE_SEED = 1000
 """Seed of the runs that choose settings."""
 DRAWS = 32
@@ -472,12 +474,14 @@ def main() -> None:
             ]
         print(f"{name}: {len(missing)} runs left", flush=True)
     if not options.left:
-        from uncertainty_tables import pictures, tables
+        from uncertainty_tables import fill_guide, pictures, tables
 
         lines = list(results.lines().values())
         text = tables(lines, rows)
         (options.results / "uncertainty.md").write_text(text, encoding="utf-8")
         pictures(lines, rows, options.pictures)
+        if not options.tiny:
+            fill_guide(GUIDE, lines, rows)
         print(text)
 
 

@@ -33,6 +33,7 @@ PREDICTION_COLUMNS = {
     "corrupted": ("accuracy on corrupted images, %", 100, 1),
 }
 JUDGED = ("calibration_error", "log_loss")
+BEGIN, END = "<!-- made by benchmarks/uncertainty.py -->", "<!-- end -->"
 
 Lines = list[dict[str, Any]]
 
@@ -41,6 +42,24 @@ def tables(lines: Lines, rows: dict[str, Any]) -> str:
     """All tables as Markdown."""
     parts = [_one(lines, row) for row in rows.values()]
     return "\n".join(part for part in parts if part)
+
+
+def for_guide(lines: Lines, rows: dict[str, Any]) -> str:
+    """The tables with their figures, for docs/how-sure.md."""
+    parts = []
+    for row in rows.values():
+        if text := _one(lines, row):
+            title = f"{row.title}: reliability, accuracy against coverage, accuracy against bits"
+            parts.append(f"{text}\n![{title}](pictures/uncertainty-{row.name}.png)\n")
+    return "\n".join(parts)
+
+
+def fill_guide(path: Path, lines: Lines, rows: dict[str, Any]) -> None:
+    """Write the tables into the guide, between two marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = f"{before}{BEGIN}\n\n{for_guide(lines, rows)}\n{END}{after}"
+    path.write_text(text, encoding="utf-8")
 
 
 def _reported(lines: Lines, row: str) -> dict[tuple[str, str], Lines]:

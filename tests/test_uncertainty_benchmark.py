@@ -131,3 +131,16 @@ def test_committed_tables_are_those_of_the_lines():
     lines = list(Results(path).lines().values())
     text = uncertainty_tables.tables(lines, uncertainty.ROWS)
     assert path.with_suffix(".md").read_text(encoding="utf-8") == text
+    guide = uncertainty.GUIDE.read_text(encoding="utf-8")
+    assert uncertainty_tables.for_guide(lines, uncertainty.ROWS) in guide
+
+
+def test_guide_is_filled_between_its_marks(tmp_path):
+    lines, path = synthetic([0.10, 0.12], [0.20, 0.21], [0.10, 0.11]), tmp_path / "guide.md"
+    begin, end = uncertainty_tables.BEGIN, uncertainty_tables.END
+    path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    for _ in range(2):
+        uncertainty_tables.fill_guide(path, lines, {"mnist": ROW})
+        text = path.read_text()
+        assert text.startswith(f"before\n{begin}\n\n### MNIST")
+        assert text.endswith(f"(pictures/uncertainty-mnist.png)\n\n{end}\nafter\n")
