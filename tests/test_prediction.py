@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 import signal
 from statistics import NormalDist
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import neuvar
 from neuvar import NVRM, NVRMSGD, AveragedPredictor, _eval_mode, predict
 from neuvar.measures import log_loss, perturbed
-from neuvar.noise import FAMILIES, Draw, standard_noise, whole_slot
+from neuvar.noise import FAMILIES, Draw, standard_noise, table, whole_slot
 from neuvar.prediction import noisy_classifier
 from neuvar.prediction.uncertainty import PARTS
 from tests.landscapes import classes, classifier
@@ -659,10 +660,16 @@ def test_tied_weights_get_the_same_noise():
 
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
-def test_module_goes_through_export_and_back(with_optimizer):
+@pytest.mark.parametrize("pickled", [True, False])
+def test_module_goes_through_export_and_back(with_optimizer, pickled):
     model, (x, _) = classifier().eval(), classes()
     optimizer = NVRMSGD(model, lr=0.1, b=0.2) if with_optimizer else None
+    table.cache_clear()  # as in a new process: the table must not be made inside of the export
     predictor = AveragedPredictor(model, b=0.2, draws=4).eval()
+    if pickled:
+        predictor = pickle.loads(pickle.dumps(predictor))
+        table.cache_clear()
+        predictor = pickle.loads(pickle.dumps(predictor))
     size = {0: torch.export.Dim("n", min=2)}
     exported = torch.export.export(predictor, (x,), dynamic_shapes=((size,),))
     file = io.BytesIO()
@@ -671,5 +678,7 @@ def test_module_goes_through_export_and_back(with_optimizer):
     back = torch.export.load(file).module()
     with torch.no_grad():
         assert torch.equal(back(x), predictor(x))
+        expected = predict(model, x, b=0.2, draws=4).probabilities
+        assert torch.allclose(back(x).exp().double(), expected, atol=1e-6)
         assert torch.allclose(back(x[:9]), predictor(x[:9]), atol=1e-6)
     del optimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from neuvar import _validate
 from neuvar.measures.perturbed import PREDICTIONS, Parameters, select_parameters
-from neuvar.noise import Draw, Term, standard_noise
+from neuvar.noise import Draw, Term, standard_noise, whole_slot
 from neuvar.optim.layout import relative_size
 from neuvar.optim.wrapper import Wrapper
 from neuvar.prediction.training_noise import check_draws, noise_terms
@@ -78,6 +78,24 @@ class AveragedPredictor(nn.Module):
         for p, kind in kinds.items():
             own = draw._replace(noise=kind.noise, relative_to=kind.relative_to or "")
             self.terms[names[p]] = Term(slots[p], own, kind.b)
+
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        """Make the tables of noise now: inside of ``torch.export`` they would not hold numbers."""
+        devices = {p.device for p in self.model.parameters()} - {torch.device("meta")}
+        for term in self.terms.values():
+            for device in devices:
+                standard_noise(whole_slot((1,)), term.draw, device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._make_tables()  # the device may be another one
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._make_tables()  # the process may be another one
 
     def extra_repr(self) -> str:
         return f"draws={self.draws}, antithetic={self.antithetic}, seed={self.seed}"
