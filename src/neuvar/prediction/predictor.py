@@ -89,12 +89,12 @@ class AveragedPredictor(nn.Module):
                 standard_noise(whole_slot((1,)), term.draw, device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._make_tables()  # the device may be another one
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._make_tables()  # the process may be another one
 
     def extra_repr(self) -> str:
