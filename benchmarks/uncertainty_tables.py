@@ -208,9 +208,8 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         axes[0].axhline(0, color="0.7", linewidth=0.8, label="calibrated")
         axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
         axes[1].set(xlabel="coverage, the surest first", ylabel="accuracy", title="Selection")
-        axes[2].set(
-            xlabel="bits of a weight", ylabel="accuracy", title="Rounding: rows –, tensors - -"
-        )
+        title = "Rounding by rows, and by tensors (dashed)"
+        axes[2].set(xlabel="bits of a weight", ylabel="accuracy", title=title)
         axes[2].invert_xaxis()
         for ax in axes:
             ax.spines[["top", "right"]].set_visible(False)
