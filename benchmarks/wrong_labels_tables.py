@@ -261,11 +261,7 @@ SCORES = {
     "loss at the best held-out epoch": "loss, best held-out epoch",
 }
 MEASURES = {"auroc": "AUROC", "average_precision": "average precision"}
-OTHERS = {
-    "cleanlab": "cleanlab on five folds of SGD, 5 runs",
-    "ours": '`find_label_issues`, b = "auto"',
-}
-"""Methods of results/cleaning.jsonl on the same labels."""
+CLEANLAB = "cleanlab on five folds of SGD, 5 runs"
 
 
 def finding_tables(results: Path) -> list[str]:
@@ -297,19 +293,16 @@ def finding_table(lines: list[Line], name: str, cleaning: Sequence[Line]) -> lis
             values = by_seed(seeds, score_value(score, measure))
             cells.append(against(base, (arm, score), values, scale=1))
         rows.append(f"| {' | '.join(cells)} |")
-    for method, title in OTHERS.items():
-        found = from_cleaning(cleaning, name, method)
-        if found:
-            pair = ([numbers[measure] for numbers in found.values()] for measure in MEASURES)
-            own = "<br>".join(spread(values, scale=1) for values in pair)
-            # cleanlab ranks by the label's probability, ours by the margin.
-            ranks_by = "margin of the mean" if method == "ours" else "mean probability"
-            scores = [own if score == ranks_by else "" for score in SCORES]
-            gains = [
-                against(base, (method, ""), {s: v[measure] for s, v in found.items()}, scale=1)
-                for measure, base in bases.items()
-            ]
-            rows.append(f"| {' | '.join([title, str(len(found)), *scores, *gains])} |")
+    if found := from_cleaning(cleaning, name, "cleanlab"):
+        pair = ([numbers[measure] for numbers in found.values()] for measure in MEASURES)
+        own = "<br>".join(spread(values, scale=1) for values in pair)
+        # It ranks by the probability that the label has in a network that has not seen it.
+        scores = [own if score == "mean probability" else "" for score in SCORES]
+        gains = [
+            against(base, (CLEANLAB, ""), {s: v[measure] for s, v in found.items()}, scale=1)
+            for measure, base in bases.items()
+        ]
+        rows.append(f"| {' | '.join([CLEANLAB, str(len(found)), *scores, *gains])} |")
     named = [
         f"{MEASURES[measure]}, {base[0][0]} by {SCORES[base[0][1]]}"
         for measure, base in bases.items()
