@@ -9,6 +9,7 @@ import pytest
 from neuvar.cleaning.encoding import read_features
 from neuvar.cleaning.page import unusual_cells
 from neuvar.cleaning.readers import read_source
+from neuvar.cleaning.tables import replace_column
 
 pytest.importorskip("sklearn")
 ROWS = 60
@@ -122,3 +123,16 @@ def test_a_column_without_any_value_and_columns_that_never_repeat():
 def test_unusual_values():
     assert unusual_cells(["a few words", "other words here"] * 3).tolist() == [False] * 6
     assert unusual_cells([""] * 4).tolist() == [False] * 4
+
+
+def test_the_cleaned_table_has_all_columns_and_only_other_labels():
+    text = 'a,"the, kind",when\n1,x,"say ""hi"""\n\n2,-y,"two\nlines"\n3,x,=1\n'
+    Path("t.csv").write_text("\ufeff" + text, encoding="utf-8")
+    source = read_source(Path("t.csv"), labels="the, kind")
+    assert source.label_column == (Path("t.csv"), "the, kind")
+    kept = text.replace("\n\n", "\n")
+    assert replace_column(*source.label_column, [None, None, None]) == kept
+    changed = replace_column(*source.label_column, [None, None, "-y"])
+    assert changed == kept.replace("3,x", "3,-y")
+    np.save("y.npy", [0, 1, 0])
+    assert read_source(Path("t.csv"), labels="y.npy").label_column is None

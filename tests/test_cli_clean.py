@@ -183,6 +183,10 @@ def test_a_table_of_every_kind_of_column(capsys):
     labels = [row["label"] for row in rows_of("out/clean/labels.csv")]
     given = [row.rsplit(",", 1)[1] for row in rows[1:]]
     assert [i for i in range(120) if labels[i] != given[i]] == [5]
+    assert "cleaned labels: out/clean/cleaned.csv, with the columns of news.csv" in out
+    cleaned = Path("out/clean/cleaned.csv").read_text().splitlines()
+    assert cleaned[6] == rows[6].replace("weather", "sport")
+    assert cleaned[:6] + cleaned[7:] == rows[:6] + rows[7:]
 
 
 def test_options_reach_the_training(capsys, digits, finder):

@@ -57,6 +57,7 @@ class Source:
     left_out: tuple[str, ...] = ()  # columns or files that were not read, and why
     cells: tuple[tuple[str, ...], ...] = ()  # text of each cell, by column, if not plain numbers
     notes: tuple[str, ...] = ()  # what was guessed or encoded, to be said
+    label_column: tuple[Path, str] | None = None  # of a CSV file that holds the labels itself
 
     @property
     def id_column(self) -> str:
@@ -219,6 +220,7 @@ def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
         (*reasons, *features.left_out),
         features.cells,
         tuple(notes) + ((features.summary,) if features.summary else ()),
+        (path, column) if kind == "csv" and not in_file else None,
     )
 
 

@@ -20,12 +20,15 @@ from neuvar._atomic import write_files, write_folder
 from neuvar.cleaning.page import render_page
 from neuvar.cleaning.readers import Source, with_classes
 from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, Transition
-from neuvar.cleaning.tables import escape_cell, read_texts
+from neuvar.cleaning.tables import escape_cell, read_texts, replace_column
 from neuvar.pages import escape_markdown, printable
 
 MADE_BY = "neuvar clean"
 FILES = frozenset(
-    ("index.html", "issues.csv", "labels.csv", "labels.npy", "summary.json", "summary.md")
+    (
+        *("cleaned.csv", "index.html", "issues.csv", "labels.csv", "labels.npy"),
+        *("summary.json", "summary.md"),
+    )
 )
 """Files that may be replaced; a folder with any other file is left alone."""
 MAX_MARKDOWN_CLASSES = 12
@@ -127,6 +130,10 @@ def _label_files(source: Source, labels: Array) -> dict[str, bytes]:
         file = io.BytesIO()
         np.save(file, source.values[labels], allow_pickle=False)
         files["labels.npy"] = file.getvalue()
+    if source.label_column is not None:
+        e = source.examples
+        new = [e.names[k] if k != old else None for k, old in zip(labels, e.labels, strict=True)]
+        files["cleaned.csv"] = _encode(replace_column(*source.label_column, new))
     return files
 
 

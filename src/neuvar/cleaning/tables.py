@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -86,6 +87,25 @@ def read_numbers(path: Path, columns: Sequence[str]) -> Array:
             row = int(np.isinf(numbers[:, j]).argmax())
             raise ValueError(f"{path}: example {row}, column {name!r} is too large for float32")
     return numbers
+
+
+def replace_column(path: Path, column: str, values: Sequence[str | None]) -> str:
+    """The text of a CSV file, with the cells of one column replaced where there is a value."""
+    text, news = io.StringIO(), iter(values)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        writer = csv.writer(text, lineterminator="\n")
+        position = None
+        for cells in reader:
+            if not "".join(cells).strip() and not cells[1:]:
+                continue  # an empty line is no row
+            if position is None:
+                position = cells.index(column)
+            else:
+                new = next(news)
+                cells[position] = cells[position] if new is None else new
+            writer.writerow(cells)
+    return text.getvalue()
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -43,8 +43,9 @@ DATA is one of
 A network is trained once, with noise on its weights so that it does not memorize wrong labels.
 DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label
 quality first; labels.csv, the cleaned labels in the order of the data (also labels.npy for a .npz
-file); summary.md and summary.json. In CSV files, text that starts with =, +, - or @ and is not a
-number gets an apostrophe in front, so that no spreadsheet runs it as a formula.
+file, and cleaned.csv with all columns for a .csv file); summary.md and summary.json. In CSV files
+other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an apostrophe in
+front, so that no spreadsheet runs it as a formula.
 
 examples:
   neuvar clean photos                              a folder of images, results in out/clean

@@ -199,5 +199,7 @@ def standardize(examples: Examples) -> Examples:
 def _where(source: Source, out: Path) -> str:
     if source.kind == "npz":
         return f'numpy.load("{out / "labels.npy"}")'
+    if source.label_column is not None:
+        return f"{out / 'cleaned.csv'}, with the columns of {source.name}"
     by = {"folder": "by file", OBSERVED: "by index"}.get(source.kind, "in the order of the rows")
     return f"column label of {out / 'labels.csv'}, {by}"
