@@ -829,6 +829,28 @@ class TestDecisions:
         assert rows_of("out/labels.csv")[8] == ["'-7.png", "eel"]
 
 
+def test_unreadable_images_are_left_out_if_asked():
+    folder = photos([f"{k}/{i}.png" for k in "ab" for i in range(3)])
+    for file in ("a/1.png", "b/0.png"):
+        (folder / file).write_bytes(b"no picture")
+    assert "2 of 6 images in photos cannot be read, the first is a/1.png" in refused(folder)
+    kept = ("a/0.png", "a/2.png", "b/1.png", "b/2.png")
+    table(
+        "given.csv", "file,label\n" + "".join(f"{k}/{i}.png,{i}\n" for k in "ab" for i in range(3))
+    )
+    for labels, wanted in ((None, [0, 0, 1, 1]), ("given.csv", [0, 2, 1, 2])):
+        source = read_source(folder, labels=labels, skip_unreadable=True)
+        assert source.examples.files == kept
+        assert len(source.examples.inputs) == 4
+        assert source.examples.labels.tolist() == wanted
+        assert source.left_out == ("2 unreadable images (a/1.png, b/0.png)",)
+    for file in kept:
+        (folder / file).write_bytes(b"no picture")
+    assert "6 of 6 images" in refused(folder, skip_unreadable=True)
+    words = refused(npz(x=IMAGES, y=LABELS), skip_unreadable=True)
+    assert words == "--skip-unreadable is for folders of images, got data.npz"
+
+
 def test_large_tables_are_read_without_delay():
     rows = "1.5,2.5,3.5,4.5,cat\n2,3,4,5,dog\n" * 25_000
     features, _ = read_features(table(text=f"a,b,c,d,label\n{rows}"), list("abcd"), "label")

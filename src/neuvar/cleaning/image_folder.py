@@ -34,11 +34,12 @@ SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "val
 
 
 def read_folder(
-    folder: Path, size: int | None
+    folder: Path, size: int | None, skipped: list[str] | None = None
 ) -> tuple[Tensor, list[str], tuple[str, ...], tuple[str, ...]]:
     """Images, class of each image, names of all classes, and file of each image.
 
-    The classes are the subfolders in sorted order, including empty ones.
+    The classes are the subfolders in sorted order, including empty ones. With a list ``skipped``,
+    files that cannot be read are left out and put into it.
     """
     by_class = files_in(folder)
     names = tuple(name for name in by_class if name)
@@ -53,8 +54,10 @@ def read_folder(
             f"{folder} must have a folder of images for each class, it has "
             f"{len(names)} folders and no image in them"
         )
+    images = read_images(folder, files, size, skipped)
+    files = [file for file in files if file not in set(skipped or ())]
     classes = [file.split("/")[0] for file in files]
-    return read_images(folder, files, size), classes, names, tuple(files)
+    return images, classes, names, tuple(files)
 
 
 def files_in(folder: Path) -> dict[str, list[str]]:
@@ -97,8 +100,13 @@ def is_image(file: str) -> bool:
     return Path(file).suffix.lower() in SUFFIXES
 
 
-def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
-    """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB."""
+def read_images(
+    folder: Path, files: list[str], size: int | None, skipped: list[str] | None = None
+) -> Tensor:
+    """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB.
+
+    With a list ``skipped``, files that cannot be read are put into it.
+    """
     require_pillow()
     from PIL import Image, UnidentifiedImageError
 
@@ -117,7 +125,9 @@ def read_images(folder: Path, files: list[str], size: int | None) -> Tensor:
                     pictures.append(pixels_of(picture, size))
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
                 bad.append((file, error))
-    if bad:
+    if skipped is not None and len(bad) < len(files):
+        skipped += [file for file, _ in bad]
+    elif bad:
         file, cause = bad[0]
         reason = "not an image of a supported format"
         if not isinstance(cause, UnidentifiedImageError):

@@ -22,7 +22,7 @@ from neuvar.cleaning.examples import (
     read_inputs,
     read_labels,
 )
-from neuvar.cleaning.image_folder import files_in, is_image, read_images
+from neuvar.cleaning.image_folder import files_in, is_image, read_folder, read_images
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.score import Array
 from neuvar.cleaning.tables import check_column, first_line, read_header, read_numbers, read_texts
@@ -89,6 +89,7 @@ def read_source(
     inputs: str | None = None,
     drop: Sequence[str] = (),
     size: int | None = None,
+    skip_unreadable: bool = False,
 ) -> Source:
     """Read a dataset with its labels; the arguments are those of ``neuvar clean``."""
     if not path.exists():
@@ -102,15 +103,20 @@ def read_source(
         raise ValueError(f"--inputs is for .npz files, got {path}")
     if drop and kind not in ("csv", "parquet"):
         raise ValueError(f"--drop is for tables, got {path}")
+    if skip_unreadable and kind != "folder":
+        raise ValueError(f"--skip-unreadable is for folders of images, got {path}")
     if kind == "folder":
-        return _read_folder(path, labels, size)
+        return _read_folder(path, labels, size, [] if skip_unreadable else None)
     return _read_npz(path, inputs, labels) if kind == "npz" else _read_table(path, labels, drop)
 
 
-def _read_folder(path: Path, labels: str | None, size: int | None) -> Source:
+def _read_folder(
+    path: Path, labels: str | None, size: int | None, skipped: list[str] | None
+) -> Source:
     every = [file for group in files_in(path).values() for file in group]
     if labels is None:
-        examples = read_examples(path, size=size)
+        images, given, classes, found = read_folder(path, size, skipped)
+        examples = Examples(images, *read_labels(given, classes), found)
     else:
         if not labels.lower().endswith(".csv") or not Path(labels).is_file():
             raise ValueError(
@@ -121,15 +127,21 @@ def _read_folder(path: Path, labels: str | None, size: int | None) -> Source:
         if not files:
             raise ValueError(f"{path} has no image")
         # Labels are text, as the names of folders are.
-        indices, names = read_labels(_labels_by_id(Path(labels), "file", files))
-        examples = Examples(read_images(path, files, size), indices, names, tuple(files))
-    used, label_file = set(examples.files), labels and Path(labels)
+        texts = _labels_by_id(Path(labels), "file", files)
+        images, bad = read_images(path, files, size, skipped), set(skipped or ())
+        kept = [(file, text) for file, text in zip(files, texts, strict=True) if file not in bad]
+        indices, names = read_labels([text for _, text in kept])
+        examples = Examples(images, indices, names, tuple(file for file, _ in kept))
+    used, label_file = {*examples.files, *(skipped or ())}, labels and Path(labels)
     others = [file for file in every if file not in used and path / file != label_file]
     left_out: tuple[str, ...] = ()
+    if skipped:
+        shown = ", ".join(skipped[:5]) + ", …" * (len(skipped) > 5)
+        left_out = (f"{len(skipped):,} unreadable image{'s' * (len(skipped) != 1)} ({shown})",)
     if others:
         suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
         shown = ", ".join(suffixes[:5]) + ", …" * (len(suffixes) > 5)
-        left_out = (f"{len(others):,} other file{'s' * (len(others) != 1)} ({shown})",)
+        left_out += (f"{len(others):,} other file{'s' * (len(others) != 1)} ({shown})",)
     name = path.name or path.resolve().name or str(path)
     return Source(name, "folder", examples, np.array(examples.names), left_out=left_out)
 

@@ -23,7 +23,7 @@ TRAINING: dict[str, Any] = {
 """Defaults of the training options."""
 
 TOP = 500
-DATA_OPTIONS = ("labels", "inputs", "drop", "size")
+DATA_OPTIONS = ("labels", "inputs", "drop", "size", "skip_unreadable")
 """Options that say how DATA is read."""
 
 
@@ -78,6 +78,8 @@ examples:
         help="columns of a table to ignore")  # fmt: skip
     add("--size", type=positive, metavar="PIXELS", help="height and width of a folder's images "
         "(default: their own if all are equal and at most 64, else 64)")  # fmt: skip
+    add("--skip-unreadable", action="store_true",
+        help="leave out images of a folder that cannot be read, and say which")  # fmt: skip
     add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
         help="results folder (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")

@@ -101,6 +101,8 @@ def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     given = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
     given += [("drop", name) for name in options.drop]
     words = ["--observed", str(options.observed)] if options.data is None else [str(options.data)]
+    if options.skip_unreadable:
+        words.append("--skip-unreadable")
     for name, value in given:
         if value and str(value).startswith("-"):
             words.append(f"--{name}={value}")
