@@ -1,6 +1,6 @@
 """How well are labels judged from predicted probabilities? Beside all of cleanlab's methods.
 
-    python benchmarks/judgement.py [--files FOLDER] [--sets 60] [--seed 1000]
+    python benchmarks/judgement.py [--files FOLDER] [--sets 64] [--seed 1000]
 
 Two parts, both without training a network, a few minutes in all:
 
@@ -273,7 +273,7 @@ def table_of_calibration(rows: Rows) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--files", type=Path, help="folder of .npz files")
-    parser.add_argument("--sets", type=int, default=60, help="data sets with planted errors")
+    parser.add_argument("--sets", type=int, default=64, help="data sets with planted errors")
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
