@@ -84,17 +84,18 @@ def best(candidates: Mapping[str, BySeed]) -> tuple[str, BySeed]:
 
 def moved(results: Path) -> list[Use]:
     """Networks whose weights move."""
-    lines, found = read(results / "moved_weights.jsonl"), []
-    for measure, title in moved_weights.DISTURBANCES.items():
+    lines, found = read(results / "moved_weights.jsonl"), list[Use]()
+    for measure in ("noise 0.1", "noise of the whole size", "2 bits"):
+        title = moved_weights.DISTURBANCES[measure]
         known = {n: moved_weights.values(lines, n, measure) for n in moved_weights.METHODS}
         equal = {
             n: known[n]
             for n in moved_weights.BASELINES
             if known[n] and moved_weights.METHODS[n].cost <= 1
         }
-        if equal and known["NVRM-Adam"]:
-            use, words = "weights that move, MNIST", f"accuracy, {title}"
-            found.append(Use(use, words, *best(equal), "NVRM-Adam", known["NVRM-Adam"]))
+        use, words = "weights that move, MNIST", f"accuracy, {title}"
+        ready = [name for name in moved_weights.NOISY if equal and known[name]]
+        found += [Use(use, words, *best(equal), name, known[name]) for name in ready]
     return found
 
 
