@@ -261,6 +261,15 @@ class TestPosterior:
         assert (one.quality == other.quality).all()
         assert (other.error_probability[other.flagged] > one.error_probability[other.flagged]).all()
 
+    @pytest.mark.parametrize("history", [False, True])
+    def test_nothing_is_replaced_if_no_confident_prediction_contradicts_a_label(self, history):
+        p = np.array([[0.999, 0.001]] * 500 + [[0.001, 0.999]] * 500 + [[0.05, 0.95]] * 150)
+        y = np.array([0] * 500 + [1] * 500 + [0] * 150)
+        found = judge_labels(p, y, history=history)
+        assert found.flagged[-150:].all()
+        assert (found.error_probability[-150:] < 0.9).all()
+        assert (found.cleaned == y).all()
+
     def test_a_sample_of_many_examples_is_enough_for_the_exponent(self, monkeypatch):
         transition = np.full((3, 3), 0.1) + 0.7 * np.eye(3)
         p, _, given = self.drawn(np.random.default_rng(3), transition)

@@ -1,5 +1,6 @@
 """The observer: mean probabilities of any training, judged as means over a training are judged."""
 
+import csv
 import itertools
 import json
 import subprocess
@@ -271,8 +272,8 @@ def clean(*words):
 
 
 def flagged_in(folder):
-    lines = (folder / "issues.csv").read_text().splitlines()[1:]
-    return sorted(int(line.split(",")[0]) for line in lines if line.endswith("true"))
+    with (folder / "issues.csv").open(newline="") as file:
+        return sorted(int(row["index"]) for row in csv.DictReader(file) if row["flagged"] == "true")
 
 
 def test_the_page_opens_without_data(tmp_path, capsys):

@@ -37,8 +37,11 @@ CLASS_WEIGHT = 0.35
 FLIP_SHARE = 0.25
 """Below this share of flips, the ranking moves to the square roots of the probabilities."""
 MISFIT = 0.05
-"""Probability that predictions mislead, however sure they are. Held-out ones mislead the more, the
-more labels are contradicted with little confidence: then the network is weak."""
+"""Probability that predictions mislead, however sure they are.
+
+They mislead the more, the more labels are contradicted with little confidence: then the network is
+weak. A history counts as weak only if it hardly contradicts any label with confidence.
+"""
 SURE = 0.9
 """Labels that are wrong with this probability count for the lower end of the noise rate."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
@@ -166,8 +169,8 @@ def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -
     n, classes = p.shape
     power = float(np.sqrt(model.exponent))  # the likelihood favours exponents that are too extreme
     eps = HARD * (1 - model.flip_share)
-    weak = 0.0 if history else model.contradicted * (1 - model.flip_share)
-    trust = 1 - MISFIT - weak
+    unexplained = 1 - min(1.0, model.flip_share / (FLIP_SHARE if history else 1.0))
+    trust = 1 - MISFIT - unexplained * model.contradicted
     own, own_soft, log_odds, doubt, other_probability = (np.empty(n) for _ in range(5))
     other, certain = np.empty(n, dtype=np.int64), 0
     for start in range(0, n, CHUNK):

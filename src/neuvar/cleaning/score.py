@@ -161,8 +161,8 @@ def judge_labels(
     flips from class to class. ε is large if there are few of them: then labels are wrong where
     examples are hard. A label is flagged if it is more likely wrong than right by this rule, and
     the probabilities prefer another class. Weak predictions may mislead, so ``error_probability``
-    is lower than the rule's own: by 5 %, and by the share of labels that held-out predictions
-    contradict with little confidence.
+    is lower than the rule's own: by 5 %, and by the share of labels that predictions contradict
+    with little confidence.
 
     The noise rate is the fraction of flagged labels, and the transition matrix counts the given
     labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.
