@@ -11,7 +11,7 @@ Two parts, both without training a network, a few minutes in all:
    errors of several kinds: the same, and whether what neuvar states is true: the precision of the
    flags, labels after the default correction, and the interval of the noise rate.
 
-Writes results/judgement.md.
+Writes results/judgement_files.md and results/judgement.md.
 """
 
 from __future__ import annotations
@@ -277,16 +277,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    parts = []
     if options.files:
         rows = from_files(options.files)
-        parts += ["## Probabilities from files", table_of_files(rows), table_of_calibration(rows)]
+        write(options.results / "judgement_files.md", table_of_files(rows))
+        print(table_of_calibration(rows))
     if options.sets:
         rows = from_planted(options.sets, options.seed)
-        parts += [f"## Planted errors, seeds from {options.seed}", table_of_methods(rows)]
-        parts += [table_of_kinds(rows), table_of_calibration(rows)]
+        title = f"## Planted errors, seeds from {options.seed}"
+        tables = table_of_methods(rows), table_of_kinds(rows), table_of_calibration(rows)
+        write(options.results / "judgement.md", title, *tables)
+
+
+def write(path: Path, *parts: str) -> None:
     text = "\n\n".join(parts) + "\n"
-    (options.results / "judgement.md").write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     print(text)
 
 
