@@ -76,10 +76,13 @@ class Use:
 
 
 def best(candidates: Mapping[str, BySeed]) -> tuple[str, BySeed]:
-    """The candidate with the highest mean, among those with the most trials."""
-    most = max(map(len, candidates.values()))
-    whole = {name: values for name, values in candidates.items() if len(values) == most}
-    return max(whole.items(), key=lambda item: statistics.fmean(item[1].values()))
+    """The candidate with the highest mean, over the seeds that all of them have."""
+    seeds = set.intersection(*(set(values) for values in candidates.values()))
+
+    def mean(item: tuple[str, BySeed]) -> float:
+        return statistics.fmean(item[1][seed] for seed in seeds or item[1])
+
+    return max(candidates.items(), key=mean)
 
 
 def moved(results: Path) -> list[Use]:

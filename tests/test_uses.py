@@ -77,9 +77,10 @@ class TestUses:
         assert self.use(0.1, 0.11, 0.1, 0.11).outcome == "preliminary: better"
         assert self.use(0.1).outcome == "preliminary: no difference shown"
 
-    def test_the_best_is_taken_among_those_with_the_most_trials(self):
-        candidates = {"a": {0: 0.9}, "b": {0: 0.5, 1: 0.5}, "c": {0: 0.6, 1: 0.5}}
-        assert uses.best(candidates)[0] == "c"
+    def test_the_best_is_taken_over_the_seeds_that_all_have(self):
+        candidates = {"a": {0: 0.5}, "b": {0: 0.6, 1: 0.1}, "c": {0: 0.5, 1: 0.9}}
+        assert uses.best(candidates)[0] == "b"
+        assert uses.best({"a": {0: 0.5}, "b": {1: 0.6}})[0] == "b"
 
     def test_a_row_in_words(self):
         assert uses.rows([self.use(0.1, 0.1)])[-1] == (
