@@ -428,7 +428,7 @@ class TestResume:
         saved = Checkpoint(path)
         saved.read()
         saved.outer["seconds"] = 1000.0
-        saved.write(saved.take())
+        saved.write(saved.saved)
         assert run_one(NOISY, checkpoint=path)["seconds"] > 1000
 
     def test_another_runs_checkpoint_is_refused(self, tmp_path):
