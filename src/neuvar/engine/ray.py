@@ -66,7 +66,7 @@ class RayPool:
                 f"device is {spec.device!r}, but the Ray cluster has no {self._resource}"
             )
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_run_on_node)
-        # On this machine: if it dies, nobody needs the messages.
+        # On the driver's machine: if that dies, nothing is left to read the messages.
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )

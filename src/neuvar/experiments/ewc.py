@@ -85,7 +85,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def check(results: Sequence[Result]) -> Verdict:
-    """Whether NVRM at the paper's b adds to EWC for every strength."""
+    """Whether NVRM at the paper's b improves EWC at every strength."""
     cases = [
         query.compare(
             f"λ = {strength}",

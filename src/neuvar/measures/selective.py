@@ -21,10 +21,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class SelectiveAccuracy:
-    """Accuracy on the surest examples, for every share of examples kept.
+    """Accuracy on the most confident examples, for every share of examples kept.
 
     Attributes:
-        thresholds: Distinct scores, the surest first.
+        thresholds: Distinct scores, the most confident first.
         kept: Number of examples whose score is at least the threshold.
         right: Number of correct predictions among them.
         n: Number of examples.
@@ -64,7 +64,7 @@ class SelectiveAccuracy:
         return central_interval(self.resampled, self.confidence)
 
     def at(self, coverage: float) -> Proportion:
-        """Accuracy on the smallest set of surest examples with at least this coverage.
+        """Accuracy on the smallest set of most confident examples with at least this coverage.
 
         Examples with equal scores are kept or left out together.
         """
