@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 import neuvar
 from neuvar import measures
@@ -65,6 +65,8 @@ METHODS = {
     "Adam": Method(),
     "weight decay (AdamW)": Method(grid("weight_decay", 0.1, 0.3, 1.0), "adamw"),
     "dropout": Method(grid("dropout", 0.2, 0.5)),
+    "rounding to 3 bits in training": Method(grid("bits", 3)),
+    "rounding to 2 bits in training": Method(grid("bits", 2)),
     "SAM, half the epochs": Method(RHO, "sam", epochs=0.5),
     "SAM": Method(RHO, "sam", cost=2.0, chosen_with="SAM, half the epochs"),
     "IVON": Method(
@@ -95,14 +97,36 @@ def images() -> dict[str, Data]:
             "test": test}  # fmt: skip
 
 
-def network(dropout: float, seed: int, width: int = 256) -> nn.Module:
+class RoundedLinear(nn.Linear):
+    """Trains with rounded weights, whose gradient goes to the weights themselves.
+
+    This is quantization-aware training with the straight-through estimator of Bengio et al. 2013.
+    """
+
+    bits = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if self.training:
+            step = weight.detach().abs().amax(1, keepdim=True) / (2 ** (self.bits - 1) - 1)
+            weight = weight + ((weight / step).round() * step - weight).detach()
+        return linear(x, weight, self.bias)
+
+
+def network(setting: Setting, seed: int, width: int = 256) -> nn.Module:
+    dropout = setting.get("dropout", 0.0)
+    kind = RoundedLinear if "bits" in setting else nn.Linear
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
         for size in (784, width):
-            layers += [nn.Linear(size, width), nn.ReLU()]
+            layers += [kind(size, width), nn.ReLU()]
             layers += [nn.Dropout(dropout)] if dropout else []
-        return nn.Sequential(*layers, nn.Linear(width, 10))
+        model = nn.Sequential(*layers, kind(width, 10))
+    for module in model:
+        if isinstance(module, RoundedLinear):
+            module.bits = int(setting["bits"])
+    return model
 
 
 def optimizer_for(method: Method, model: nn.Module, setting: Setting, count: int, seed: int) -> Any:
@@ -126,7 +150,7 @@ def optimizer_for(method: Method, model: nn.Module, setting: Setting, count: int
 def train(method: Method, setting: Setting, data: Data, seed: int, **size: Any) -> nn.Module:
     """Train with the steps that the optimizer's authors ask for."""
     x, y = data
-    model = network(setting.get("dropout", 0.0), seed, **size)
+    model = network(setting, seed, **size)
     optimizer = optimizer_for(method, model, setting, len(x), seed)
     order = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
