@@ -29,7 +29,7 @@ PREDICTION_COLUMNS = {
     "log_loss": ("log loss", 1, 3),
     "brier": ("Brier score", 1, 4),
     "selective_80": ("accuracy at 80 % coverage, %", 100, 1),
-    "strange_auroc": ("AUROC, other kind of input", 1, 3),
+    "strange_auroc": ("AUROC, OOD inputs", 1, 3),
     "corrupted": ("accuracy on corrupted images, %", 100, 1),
 }
 JUDGED = ("calibration_error", "log_loss")
@@ -94,6 +94,8 @@ def _one(lines: Lines, row: Any) -> str:
         return ""
     counts = sorted({len(own) for own in found.values()})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    if counts[0] < len(row.seeds):
+        n += f"; preliminary, {len(row.seeds)} are planned"
     heads = [title for title, _, _ in PREDICTION_COLUMNS.values()]
     text = [
         f"### {row.title}",
@@ -187,7 +189,7 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         found, weights = _reported(lines, row.name), _weights(lines, row.name)
         if not found:
             continue
-        figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+        figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
         for method, (color, label) in shown.items():
             if own := found.get(method):
                 style = {"color": color, "label": label, "linewidth": 1.6}
@@ -207,14 +209,15 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
                     axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)
         axes[0].axhline(0, color="0.7", linewidth=0.8, label="calibrated")
         axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
-        axes[1].set(xlabel="coverage, the surest first", ylabel="accuracy", title="Selection")
-        title = "Rounding by rows, and by tensors (dashed)"
-        axes[2].set(xlabel="bits of a weight", ylabel="accuracy", title=title)
+        axes[1].set(xlabel="coverage, most confident first", ylabel="accuracy", title="Selection")
+        title = "Rounding by row, dashed by tensor"
+        axes[2].set(xlabel="bits per weight", ylabel="accuracy", title=title)
         axes[2].invert_xaxis()
         for ax in axes:
             ax.spines[["top", "right"]].set_visible(False)
-            if ax.lines:
-                ax.legend(frameon=False, fontsize="small")
+            if ax.lines:  # below the axes: inside, the curves of some row would cross it
+                below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
+                ax.legend(frameon=False, fontsize="small", **below)
         figure.suptitle(row.title)
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"uncertainty-{row.name}.png", dpi=110)

@@ -88,17 +88,17 @@ def best(candidates: Mapping[str, BySeed]) -> tuple[str, BySeed]:
 def moved(results: Path) -> list[Use]:
     """Networks whose weights move."""
     lines, found = read(results / "moved_weights.jsonl"), list[Use]()
-    for measure in ("noise 0.1", "noise of the whole size", "2 bits"):
-        title = moved_weights.DISTURBANCES[measure]
+    for measure, title in moved_weights.DISTURBANCES.items():
         known = {n: moved_weights.values(lines, n, measure) for n in moved_weights.METHODS}
         equal = {
             n: known[n]
             for n in moved_weights.BASELINES
             if known[n] and moved_weights.METHODS[n].cost <= 1
         }
-        use, words = "weights that move, MNIST", f"accuracy, {title}"
-        ready = [name for name in moved_weights.NOISY if equal and known[name]]
-        found += [Use(use, words, *best(equal), name, known[name]) for name in ready]
+        noisy = moved_weights.chosen_noise(lines, measure)
+        if equal and known[noisy]:
+            use, words = "weights that move, MNIST", f"accuracy, {title}"
+            found.append(Use(use, words, *best(equal), noisy, known[noisy]))
     return found
 
 
@@ -107,7 +107,7 @@ def wrong(results: Path) -> list[Use]:
     lines, found = read(results / "wrong_labels.jsonl"), []
     for name, row in wrong_labels_plan.ROWS.items():
         arms = wrong_labels_tables.trials(lines, name)
-        equal = {a: s for a, s in arms.items() if "NVRM" not in a and _cost(a) <= 1}
+        equal = {a: s for a, s in arms.items() if "NVRM" not in a and cost(a) <= 1}
         noisy = {a: s for a, s in arms.items() if a in ("NVRM-SGD", "dropout + NVRM-SGD")}
         if not equal:
             continue
@@ -129,7 +129,7 @@ def wrong(results: Path) -> list[Use]:
     return found
 
 
-def _cost(arm: str) -> float:
+def cost(arm: str) -> float:
     return wrong_labels_plan.ARMS[arm].cost
 
 

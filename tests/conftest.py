@@ -26,6 +26,9 @@ settings.register_profile(
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("repeat")
 
+PATIENCE = 1800
+"""Seconds after which something hangs. A busy machine may take long, but not that long."""
+
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
@@ -91,6 +94,7 @@ class Visit:
     def __init__(self, browser, path, *, before="", **options):
         options = {"viewport": {"width": 1280, "height": 900}} | options
         self.context = browser.new_context(**options)
+        self.context.set_default_timeout(1000 * PATIENCE)
         self.context.add_init_script(before)
         self.page = self.context.new_page()
         self.complaints, self.requests, self.dialogs = [], [], []

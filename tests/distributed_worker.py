@@ -498,7 +498,7 @@ def _work(rank: int, world: int, folder: Path) -> None:
             init_method=f"file://{folder}/meeting-{world}-{number}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(minutes=30),
         )
         try:
             reports[label(check, how)] = {"found": check(folder, **how)}

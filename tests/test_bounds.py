@@ -1,5 +1,6 @@
 """Bounds against torch.distributions, scipy and simulation."""
 
+import inspect
 import math
 
 import numpy as np
@@ -128,6 +129,13 @@ def test_theorem_one_falls_with_b_up_to_sigma_and_is_lowest_there():
     ]
     assert kl[1] < min(kl[0], kl[2])
     assert kl[1] == pytest.approx(3 / 8)
+
+
+@pytest.mark.parametrize("bound", [bounds.variability_bound, bounds.forgetting_bound])
+def test_help_lists_the_options_of_mcallester(bound):
+    parameters = inspect.signature(bound).parameters
+    assert parameters["examples"].default is inspect.Parameter.empty
+    assert (parameters["failure"].default, parameters["choices"].default) == (0.05, 1)
 
 
 def test_vacuous_is_said():

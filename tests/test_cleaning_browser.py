@@ -121,11 +121,11 @@ class TestSeen:
 
     def test_the_worst_come_first_and_more_on_demand(self, page, one):
         worst = one.issues.worst[:150].tolist()
-        assert shown(page) == worst[:72]
-        assert "(78 left)" in page.locator("#more").inner_text()
+        assert shown(page) == worst[:60]
+        assert "(90 left)" in page.locator("#more").inner_text()
         page.locator("#more").click()
-        assert shown(page) == worst[:144]
-        assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[72]
+        assert shown(page) == worst[:120]
+        assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[60]
         page.locator("#more").click()
         assert shown(page) == worst
         assert not page.locator("#more").is_visible()
@@ -137,13 +137,13 @@ class TestSeen:
     def test_order(self, page, one):
         worst = one.issues.worst[:150].tolist()
         page.locator("#order").select_option("best")
-        assert shown(page) == worst[::-1][:72]
+        assert shown(page) == worst[::-1][:60]
         page.locator("#order").select_option("data")
-        assert shown(page) == sorted(worst)[:72]
+        assert shown(page) == sorted(worst)[:60]
         page.locator("#order").select_option("sure")
-        assert shown(page) == worst[:72]  # here the quality is that the label is right
+        assert shown(page) == worst[:60]  # here the quality is that the label is right
         page.locator("#order").select_option("worst")
-        assert shown(page) == worst[:72]
+        assert shown(page) == worst[:60]
 
     @pytest.mark.parametrize(("width", "what"), [(4, "table"), (30, "svg")])
     def test_features(self, visit, tmp_path, width, what):
@@ -189,11 +189,11 @@ class TestFilters:
         page.locator("#given").select_option(label=NAMES[1])
         page.locator("#suggested").select_option(label=NAMES[3])
         wanted = worst_of(one, 1, 3)
-        assert 3 < len(wanted) < 72
+        assert 3 < len(wanted) < 60
         assert shown(page) == wanted
         assert page.locator("#shown").inner_text().startswith(f"{len(wanted)} of 150 examples")
         page.locator("#clear").click()
-        assert len(shown(page)) == 72
+        assert len(shown(page)) == 60
         assert not page.locator("#clear").is_visible()
 
     def test_text(self, page, one):
@@ -218,7 +218,7 @@ class TestFilters:
             f"{NAMES[2]} given, {NAMES[0]} suggested: {one.issues.pairs[2, 0]} flagged"
         )
         cell.click()
-        assert len(shown(page)) == 72
+        assert len(shown(page)) == 60
         assert cell.get_attribute("aria-selected") is None
 
     @pytest.mark.parametrize("view", ["pairs", "transition"])
@@ -317,7 +317,7 @@ class TestDecisions:
         assert said(page) == "1 of 150 decided · 1 accepted"
         assert card(page, b).get_attribute("data-decision") == ""
         page.locator("#undo").click()
-        assert not page.locator("#dock").is_visible()
+        assert said(page) == "0 of 150 decided"
 
     def test_a_second_click_takes_it_back(self, page, one):
         a = int(one.issues.worst[0])
@@ -347,11 +347,11 @@ class TestDecisions:
         assert said(page) == "1 of 150 decided · 1 rejected"
         page.locator("#clear").click()
         page.locator("#reject-all").click()  # not those that are not drawn yet
-        assert said(page) == "72 of 150 decided · 72 rejected"
+        assert said(page) == "60 of 150 decided · 60 rejected"
         page.locator("#forget").click()
         assert said(page).startswith("0 of 150 decided")
         page.locator("#undo").click()
-        assert said(page).startswith("72 of 150 decided")
+        assert said(page).startswith("60 of 150 decided")
 
     def test_keys(self, page, one):
         worst = [int(i) for i in one.issues.worst]
@@ -366,7 +366,7 @@ class TestDecisions:
         assert said(page) == "2 of 150 decided · 1 accepted · 1 rejected"
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowDown")
-        columns = page.locator("#grid").evaluate(
+        columns = page.locator(".portion").first.evaluate(
             "e => getComputedStyle(e).gridTemplateColumns.split(' ').length"
         )
         assert columns > 3
@@ -375,19 +375,62 @@ class TestDecisions:
         assert page.evaluate(here) == worst[3]
         page.keyboard.press("Control+a")  # is the browser's
         assert card(page, worst[3]).get_attribute("data-decision") == ""
-        assert page.locator('#grid > [tabindex="0"]').count() == 1
+        assert page.locator('.card[tabindex="0"]').count() == 1
 
     def test_keys_go_on_beyond_what_is_drawn(self, page, one):
         worst = [int(i) for i in one.issues.worst]
-        card(page, worst[71]).focus()
+        card(page, worst[59]).focus()
         page.keyboard.press("a")
-        assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[72]
+        assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[60]
+
+    def test_n_goes_to_the_next_open_label_from_anywhere(self, page, one):
+        worst = [int(i) for i in one.issues.worst]
+        here = "Number(document.activeElement.dataset.index)"
+        page.keyboard.press("n")
+        assert page.evaluate(here) == worst[0]
+        page.keyboard.press("n")
+        assert page.evaluate(here) == worst[1]
+        for i in (2, 3):
+            card(page, worst[i]).locator(".accept").click()
+        card(page, worst[1]).focus()
+        page.keyboard.press("n")
+        assert page.evaluate(here) == worst[4]
+        page.locator("#accept-all").click()
+        page.keyboard.press("n")  # the first that is not drawn yet
+        assert page.evaluate(here) == worst[60]
+        assert page.locator(".card").count() >= 61
+        page.locator("#search").press_sequentially("n")
+        assert page.evaluate("document.activeElement.id") == "search"
+
+    def test_progress(self, page, one):
+        bar = page.locator("#progress")
+        assert bar.evaluate("e => [e.value, e.max]") == [0, 150]
+        for i in one.issues.worst[:3]:
+            card(page, int(i)).locator(".reject").click()
+        assert bar.evaluate("e => [e.value, e.max]") == [3, 150]
+
+    def test_nothing_covers_the_cards(self, page, one):
+        """Neither the card that has the focus, nor the last one."""
+        apart = """() => {
+          const dock = document.getElementById("dock").getBoundingClientRect();
+          const card = document.activeElement.getBoundingClientRect();
+          return card.top >= dock.bottom && card.bottom <= innerHeight;
+        }"""
+        card(page, int(one.issues.worst[0])).focus()
+        for key in (*["ArrowDown"] * 9, *["ArrowUp"] * 5, *["a"] * 70):
+            page.keyboard.press(key)
+            assert page.evaluate(apart), key
+        while page.locator("#more").is_visible():
+            page.locator("#more").click()
+        page.evaluate("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
+        dock, last = page.locator("#dock").bounding_box(), page.locator(".card").last
+        assert dock["y"] + dock["height"] <= last.bounding_box()["y"]
 
     def test_typing_in_a_field_decides_nothing(self, page):
         page.locator(".card select").first.focus()
         page.keyboard.press("a")
         page.locator("#search").press_sequentially("ararua")
-        assert not page.locator("#dock").is_visible()
+        assert said(page) == "0 of 150 decided"
 
     def test_they_are_remembered(self, visit, one):
         visited = visit()
@@ -431,15 +474,15 @@ class TestDecisions:
 
         def opened(kept):
             page = visit(before=f"localStorage.setItem({key}, {json.dumps(kept)})").page
-            assert page.locator(".card").count() == 72
+            assert page.locator(".card").count() == 60
             return page
 
         for kept in (
             *("nonsense", "null", "7", "[1, 1, 1, 1]", '{"-1":0}', '{"x":0}'),
             *(f'{{"{a}":{label}}}' for label in ('"x"', 4, -1, 1.5, "null")),
         ):
-            assert not opened(kept).locator("#dock").is_visible(), kept
-        assert opened(f'{{"{a}":3}}').locator("#dock").is_visible()
+            assert said(opened(kept)) == "0 of 150 decided", kept
+        assert said(opened(f'{{"{a}":3}}')).startswith("1 of 150 decided")
 
     def test_without_storage(self, visit, one):
         page = visit(before=NOWHERE).page
@@ -504,7 +547,7 @@ class TestDownloads:
         shutil.copytree(written, out)
         self.decide(page, one)
         (tmp_path / "decisions.csv").write_bytes(downloaded(page, "#save-decisions")[1])
-        assert write_decided(one.source, out, tmp_path / "decisions.csv") == 3
+        assert len(write_decided(one.source, out, tmp_path / "decisions.csv")) == 3
         assert (out / "labels.csv").read_bytes() == downloaded(page, "#save-labels")[1]
         assert page.locator("#apply-command").inner_text() == (
             f"neuvar clean pets.npz --decisions decisions.csv --out {written}"
@@ -545,7 +588,9 @@ class TestNames:
             cell.hover()
         decided = downloaded(page, "#save-decisions")[1]
         (tmp_path / "decisions.csv").write_bytes(decided)
-        assert write_decided(source, tmp_path / "out", tmp_path / "decisions.csv") == one.flagged
+        assert (
+            len(write_decided(source, tmp_path / "out", tmp_path / "decisions.csv")) == one.flagged
+        )
         assert (tmp_path / "out/labels.csv").read_bytes() == downloaded(page, "#save-labels")[1]
 
     def test_files_are_searched_by_their_words(self, visit, tmp_path):
@@ -566,6 +611,64 @@ class TestNames:
             "BDI",
             "isolate",
         ]
+
+
+class TestTables:
+    @pytest.fixture
+    def table(self, visit, tmp_path):
+        """A page of a table with a number, a category and a text."""
+        one = cleaning(n=300, shape=(3,), wrong=0.5)
+        worst = int(one.issues.worst[0])
+        ages, cities = ["30", "31"] * 150, ["Rome"] * 300
+        ages[worst], cities[worst] = "900", "Atlantis"
+        texts = [f"<b>film {i}</b> was long, but its music made up for it" for i in range(300)]
+        columns = ("age", "city", "review")
+        cells = (tuple(ages), tuple(cities), tuple(texts))
+        source = replace(one.source, kind="csv", columns=columns, cells=cells)
+        write_cleaning(replace(one, source=source), tmp_path / "out", top=80)
+        return visit(tmp_path / "out/index.html").page, worst, texts
+
+    def test_names_and_values_with_the_unusual_marked(self, table):
+        page, worst, _ = table
+        names = card(page, worst).locator("th").all_inner_texts()
+        assert names == ["age", "city"]
+        unusual = card(page, worst).locator("td.unusual")
+        assert [text.split()[0] for text in unusual.all_text_contents()] == ["900", "Atlantis"]
+        other = page.locator(".card").nth(1)
+        assert other.locator("td").count() == 2
+        assert other.locator(".unusual").count() == 0
+
+    def test_text_is_text(self, table):
+        page, worst, texts = table
+        for width in (320, 420, 768, 1200):
+            page.set_viewport_size({"width": width, "height": 800})
+            text = card(page, worst).locator(".text")
+            assert text.inner_text().split("\n")[-1] == texts[worst]
+            wide, lines = text.evaluate(
+                "e => [e.clientWidth, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)]"
+            )
+            assert wide > 150
+            assert lines < 7  # not a letter in each line
+
+
+def test_thousands_of_cards_are_drawn_when_they_are_needed(visit, tmp_path):
+    one = cleaning(n=5000, shape=(4, 4), wrong=0.9)
+    write_cleaning(one, tmp_path / "out", top=5000)
+    page = visit(tmp_path / "out/index.html").page
+    cards = page.locator(".card")
+    assert cards.count() == 60
+    page.keyboard.press("n")
+    for _ in range(59):
+        page.keyboard.press("a")
+    # Not page.wait_for_function: it evaluates a string, which the page's policy forbids.
+    cards.nth(119).wait_for(state="attached")
+    assert cards.count() == 120
+    laid_out = page.locator(".portion").evaluate_all(
+        "all => all.map(e => getComputedStyle(e).contentVisibility)"
+    )
+    assert laid_out == ["visible", "auto"]
+    page.locator("#order").select_option("sure")
+    assert cards.count() == 60
 
 
 @pytest.fixture(scope="module")
@@ -609,9 +712,9 @@ class TestManyClasses:
     def test_lists_of_classes_are_filled_when_they_are_needed(self, visit, many):
         _, out = many
         page = visit(out / "index.html").page
-        assert page.locator(".card option").count() == 72
+        assert page.locator(".card option").count() == 60
         page.locator(".card select").first.focus()
-        assert page.locator(".card option").count() == 72 + 120
+        assert page.locator(".card option").count() == 60 + 120
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -644,6 +747,10 @@ def test_the_theme_turns_and_is_remembered(visit, scheme):
     after = ground()
     assert after != before
     page.reload()
+    for _ in range(20):  # a busy browser stores what a page gave it a little later
+        if ground() == after:
+            break
+        page.reload()
     assert ground() == after
 
 

@@ -1,4 +1,4 @@
-"""Tables with gaps, dates, categories and text become numbers, and the user is told how."""
+"""Missing values, dates, categories and text become numbers, and the user is told how."""
 
 from pathlib import Path
 
@@ -50,12 +50,12 @@ def test_every_kind_of_column(kind):
     labels, columns = source.notes
     assert labels == "labels: column 'class', guessed; name another with --labels"
     assert columns == (
-        "2 columns of numbers ('size': 1 gap, filled with the median), 1 column of dates, "
+        "2 columns of numbers ('size': 1 missing, filled with the median), 1 column of dates, "
         "1 column of categories ('roof': 4 values), "
         "1 column of text ('about': n-grams of letters and words)"
     )
     inputs = source.examples.inputs.numpy()
-    # The gap and its indicator, rooms, four roofs with the empty one, days, numbers of text.
+    # The filled value and its indicator, rooms, four roofs with the empty one, days, text features.
     assert inputs.shape == (ROWS, 2 + 1 + 4 + 1 + ROWS)
     assert inputs[3, :2].tolist() == [np.median([50.5 + i for i in range(ROWS) if i != 3]), 1]
     assert inputs[4, :2].tolist() == [54.5, 0]

@@ -44,7 +44,7 @@ def test_of_scikit_learn_that_needs_a_process_of_its_own():
 from sklearn.utils.estimator_checks import check_array_api_input
 from neuvar.cleaning.sklearn import NVRMClassifier
 check_array_api_input(
-    "NVRMClassifier", NVRMClassifier(**{SETTINGS}), array_namespace="numpy",
+    "NVRMClassifier", NVRMClassifier(**{SETTINGS | {"epochs": 1}}), array_namespace="numpy",
     expect_only_array_outputs=False,
 )
 print("passed")
@@ -199,8 +199,9 @@ class TestFit:
         assert classifier(epochs=20).fit(features, given).score(features, true) > 0.9
 
     def test_a_prediction_does_not_depend_on_its_company(self, monkeypatch):
+        """With few draws, because every one of 240 predictions makes all of them."""
         features, _, given = examples()
-        found = NVRMClassifier(**SETTINGS).fit(features, given)
+        found = NVRMClassifier(**SETTINGS, draws=4).fit(features, given)
         together = found.predict_proba(features)
         apart = np.concatenate([found.predict_proba(row[None]) for row in features])
         np.testing.assert_allclose(together, apart, rtol=0, atol=1e-13)
@@ -275,7 +276,8 @@ class TestFit:
         ours = inspect.signature(NVRMClassifier).parameters
         theirs = dict(inspect.signature(find_label_issues).parameters)
         theirs["random_state"] = theirs.pop("seed")
-        assert set(ours) - {"draws"} == set(theirs) - {"data", "trained", "names"}
+        # Clones for other folds would find the checkpoint of the first one.
+        assert set(ours) - {"draws"} == set(theirs) - {"data", "trained", "names", "checkpoint"}
         for name in set(ours) - {"model", "draws"}:
             assert ours[name].default == theirs[name].default
 

@@ -14,6 +14,7 @@ import torch
 from neuvar.cleaning import Examples, LabelIssues, NoiseRate, Transition
 from neuvar.cleaning.page import (
     MAX_DATA,
+    MAX_TEXT,
     MIN_PICTURES,
     bars,
     embed,
@@ -166,7 +167,7 @@ class TestSummary:
             "replaced: the suggestion is right with at least 90%."
         )
         none, single = replace(one, replace_at=1.0), replace(one, replace_at=0.95)
-        assert " 0 labels are replaced" in str(none)
+        assert " No label is replaced" in str(none)
         assert single.replaced.sum() < one.replaced.sum()
 
     def test_pairs_are_counted_and_ranked(self):
@@ -335,6 +336,40 @@ class TestPage:
             shown = one.source.examples.inputs[one.issues.worst[:6]]
             assert data[key] == [[float(f"{x:.4g}") for x in row] for row in shown.tolist()]
             assert data["columns"] == [f"feature {k}" for k in range(width)]
+
+    def test_wide_tables_show_what_is_unusual(self):
+        """And the first other columns; years are not rounded."""
+        one = cleaning(n=60, shape=(20,))
+        features = one.source.examples.inputs
+        worst = int(one.issues.worst[0])
+        features[:, 0] = 2024.0
+        features[worst, 17] = 10_000.25
+        names = tuple(f"column {k}" for k in range(20))
+        one = replace(one, source=replace(one.source, kind="csv", columns=names))
+        data = data_of(render_page(one, top=6, folder="out"))
+        assert data["columns"] == list(names)
+        assert data["unusual"][0] == [17]
+        assert data["which"][0] == [*range(11), 17]
+        assert data["numbers"][0][0] == 2024
+        assert data["numbers"][0][11] == 10_000
+        assert data["texts"] == []
+
+    def test_texts_are_told_from_other_cells(self):
+        one = cleaning(n=60, shape=(3,))
+        sentence = "some words of a review " * 60
+        cells = (("12",) * 60, (sentence,) * 60, ("Rome",) * 60)
+        source = replace(one.source, kind="csv", columns=("age", "review", "city"), cells=cells)
+        data = data_of(render_page(replace(one, source=source), top=2, folder="out"))
+        assert data["texts"] == [1]
+        assert data["numbers"][0] == ["12", f"{sentence[:MAX_TEXT]}…", "Rome"]
+        assert data["which"] is None
+
+    def test_many_pictures_are_not_shrunk(self):
+        one = cleaning(n=4000, shape=(28, 28), wrong=0.9)
+        data = data_of(render_page(one, top=3000, folder="out"))
+        first = data["pictures"][0].split(",")[1]
+        assert len(data["pictures"]) == 3000
+        assert decoded(base64.b64decode(first)).shape == (28, 28)
 
     def test_script_is_the_only_one_that_may_run(self):
         text = render_page(cleaning(), top=1, folder="out")

@@ -60,6 +60,20 @@ def test_get_downloads_several(sets, capsys, monkeypatch):
     assert cache.has(ENTRIES["cifar100"])
 
 
+def test_get_goes_on_with_the_others_after_a_failure(sets, capsys, monkeypatch):
+    entry, arrays = sets["cifar10"]
+    with serve() as server:
+        server.files[f"/{entry.pickled.archive}"] = cifar_archive(entry, arrays)
+        monkeypatch.setitem(
+            ENTRIES, "cifar10", replace(ENTRIES["cifar10"], mirrors=(server.address,))
+        )
+        code, out, err = run(capsys, "data", "get", "mnist", "cifar10")
+    assert code == 2
+    assert err.startswith("neuvar: could not load MNIST: ")
+    assert out.startswith("cifar10: ")
+    assert cache.has(ENTRIES["cifar10"])
+
+
 def test_get_fails_with_one_sentence(capsys):
     code, out, err = run(capsys, "data", "get", "mnist")
     assert (code, out) == (2, "")
@@ -148,7 +162,7 @@ def test_mistakes_get_one_sentence(capsys, arguments, sentence):
 
 @pytest.mark.parametrize(
     "command",
-    ["", "demo", "list", "run", "report", "data", "data get", "data list", "data verify", "bench"],
+    ["", "demo", "list", "run", "report", "data", "data get", "data list", "data verify"],
 )
 def test_help_has_examples(capsys, command):
     code, out, _ = run(capsys, *command.split(), "--help")
@@ -160,7 +174,7 @@ def test_help_has_examples(capsys, command):
 
 def test_help_knows_every_command(capsys):
     out = run(capsys, "--help")[1]
-    for command in ("demo", "list", "run", "report", "data", "bench"):
+    for command in ("demo", "list", "run", "report", "data"):
         assert re.search(rf"^    {command} ", out, re.MULTILINE)
 
 
@@ -202,7 +216,7 @@ def test_version_of_sources_that_are_not_installed(capsys, monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    assert run(capsys, "--version")[:2] == (0, "neuvar from a folder of sources, not installed\n")
+    assert run(capsys, "--version")[:2] == (0, "neuvar from a source folder, not installed\n")
 
 
 @pytest.mark.parametrize(

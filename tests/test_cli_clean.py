@@ -21,6 +21,7 @@ from neuvar.cli.clean import TRAINING
 from neuvar.cli.label_issues import standardize
 from neuvar.data import mnist_excerpt
 from neuvar.labels import corrupt
+from tests.conftest import PATIENCE
 
 FILES = {"index.html", "issues.csv", "labels.csv", "labels.npy", "summary.json", "summary.md"}
 
@@ -124,7 +125,7 @@ def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder
     np.save("vectors.npy", vectors)
     code, out, err = neuvar(capsys, "clean", "digits.npz", "--embeddings", "vectors.npy")
     assert (code, err) == (0, "")
-    assert "trained on 5 numbers each, vectors.npy" in out.splitlines()
+    assert "training on embeddings of 5 numbers: vectors.npy" in out.splitlines()
     ((model, examples, _),) = finder.calls
     assert model(examples.inputs).shape == (30, 3)
     scaled = (vectors - vectors.mean(0)) / vectors.std(0)
@@ -149,7 +150,8 @@ def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder
     assert "--embeddings must not be given with --probabilities" in err
 
 
-def test_a_table_of_every_kind_of_column(capsys):
+@pytest.mark.parametrize("model", ["", "--model network --epochs 6"])
+def test_a_table_of_every_kind_of_column(capsys, model):
     """Trained for real, from the file to the page."""
     rng = np.random.default_rng(0)
     true = np.arange(120) % 2
@@ -164,18 +166,20 @@ def test_a_table_of_every_kind_of_column(capsys):
             f"2024-05-{1 + i % 28:02},{'north' if i % 3 else 'south'},{points},{note},{topic}"
         )
     Path("news.csv").write_text("\n".join(rows) + "\n")
-    code, out, err = neuvar(capsys, "clean", "news.csv", "--epochs", "6")
+    code, out, err = neuvar(capsys, "clean", "news.csv", *model.split())
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "labels: column 'topic', guessed; name another with --labels"
     assert lines[1] == (
-        "1 column of numbers ('points': 1 gap, filled with the median), 1 column of dates, 1 "
+        "1 column of numbers ('points': 1 missing, filled with the median), 1 column of dates, 1 "
         "column of categories ('place': 2 values), 1 column of text ('note': n-grams of letters "
         "and words)"
     )
     worst = [int(row["index"]) for row in rows_of("out/clean/issues.csv")[:3]]
     assert sorted(worst) == [5, 30, 77]
+    assert ("logistic regression, fitted in five folds" in lines) == (not model)
     page = Path("out/clean/index.html").read_text()
+    assert ("a linear model that had not seen it" in page) == (not model)
     assert '"columns":["when","place","points","note"]' in page
     Path("decisions.csv").write_text("index,given,label\n5,weather,sport\n")
     code, out, err = neuvar(capsys, "clean", "news.csv", "--decisions", "decisions.csv")
@@ -198,7 +202,7 @@ def test_options_reach_the_training(capsys, digits, finder):
     assert isinstance(model, torch.nn.Module)
     assert len(data) == 30
     wanted = {"b": 0.02, "epochs": 7, "batch_size": 16, "lr": 0.05, "seed": 5}
-    assert options == wanted | {"device": "cpu", "precision": "bf16"}
+    assert options == wanted | {"device": "cpu", "precision": "bf16", "checkpoint": None}
     said = json.loads(Path("a/b/summary.json").read_text())
     assert said["settings"] | wanted == said["settings"]
     assert "b_at_the_end" not in said["settings"]
@@ -212,7 +216,7 @@ def test_options_reach_the_training(capsys, digits, finder):
 
 def test_defaults_are_those_of_the_library(capsys, digits, finder):
     assert neuvar(capsys, "clean", "digits.npz")[0] == 0
-    assert finder.calls[0][2] == TRAINING
+    assert finder.calls[0][2] == TRAINING | {"checkpoint": None}
     there = inspect.signature(find_label_issues).parameters
     assert {name: there[name].default for name in TRAINING} == TRAINING
     said = json.loads(Path("out/clean/summary.json").read_text())
@@ -334,6 +338,8 @@ def test_standardize():
         ("--probabilities p.npy --seed 0", "--seed must not be given with --probabilities"),
         ("--decisions d.csv --overwrite", "--overwrite must not be given with --decisions"),
         ("--decisions d.csv --top 0", "--top must not be given with --decisions"),
+        ("--decisions d.csv --duplicates", "--duplicates must not be given with --decisions"),
+        ("--probabilities p.npy --checkpoint c.pt", "--checkpoint must not be given with --prob"),
         ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
         ("--decisions d.csv", "out/clean has no readable result of neuvar clean"),
         ("--out digits.npz", "--out must be a folder, digits.npz is a file"),
@@ -586,7 +592,7 @@ def test_control_c_leaves_nothing_behind(here):
     assert process.stdout.readline() == "1,000 examples of 10 classes\n"
     assert process.stdout.readline().startswith("trained to ")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (130, "neuvar: interrupted\n")
     assert [path.name for path in here.iterdir()] == ["digits.npz"]
 
@@ -596,3 +602,81 @@ def test_lines_are_few(capsys):
         for fraction in np.linspace(0, 1, 1001):
             show(float(fraction))
     assert capsys.readouterr().out.count("\n") == 9
+
+
+def test_duplicates_are_written_with_different_labels_first(capsys, here):
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    x[10], x[20], x[30] = x[11], x[2] + 1e-4, x[3]
+    labels = np.arange(60) % 2
+    labels[10], labels[20], labels[30] = labels[11], 1 - labels[2], labels[3]
+    np.savez("points.npz", x=x, y=labels)
+    np.save("p.npy", np.eye(2)[labels] * 0.8 + 0.1)
+    code, out, _ = neuvar(capsys, "clean", "points.npz", "--probabilities", "p.npy", "--duplicates")
+    assert code == 0
+    assert (
+        "6 of 60 examples are in 3 groups of duplicates; the labels of 1 group differ: "
+        "out/clean/duplicates.csv\n" in out
+    )
+    rows = rows_of("out/clean/duplicates.csv")
+    assert [row["index"] for row in rows] == ["2", "20", "3", "30", "10", "11"]
+    assert [row["group"] for row in rows] == ["0", "0", "1", "1", "2", "2"]
+    assert [row["labels_differ"] for row in rows] == ["true"] * 2 + ["false"] * 4
+
+
+def test_a_checkpoint_is_used_and_removed_at_the_end(capsys, digits, finder):
+    def save():
+        Path("half.pt").write_bytes(b"")
+        raise KeyboardInterrupt
+
+    finder.during = save
+    assert neuvar(capsys, "clean", "digits.npz", "--checkpoint", "half.pt")[0] == 130
+    assert Path("half.pt").exists()
+    finder.during = lambda: None
+    assert neuvar(capsys, "clean", "digits.npz", "--checkpoint", "half.pt")[0] == 0
+    assert [options["checkpoint"] for _, _, options in finder.calls] == [Path("half.pt")] * 2
+    assert not Path("half.pt").exists()
+
+
+def test_features_are_standardized_in_parts(monkeypatch):
+    x = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * 7 + 2
+    x[:, 1] = 0.1
+    examples = Examples(x, np.zeros(50, dtype=np.int64), ("a", "b"))
+    whole = standardize(examples).inputs
+    monkeypatch.setattr(label_issues, "STANDARDIZED_AT_ONCE", 30)
+    parts = standardize(examples).inputs
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(parts[:, ::2].mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(parts[:, ::2].std(0, correction=0), torch.ones(2))
+    assert not parts[:, 1].any()
+
+
+def test_a_linear_model_has_no_training_options(capsys, digits):
+    np.savez("points.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2)
+    for option in (["--epochs", "3"], ["--checkpoint", "c.pt"]):
+        code, _, err = neuvar(capsys, "clean", "points.npz", "--model", "linear", *option)
+        assert code == 2
+        assert err.startswith(f"neuvar: {option[0]} has no effect on a linear model")
+    words = ("--model", "linear", "--probabilities", "p.npy")
+    code, _, err = neuvar(capsys, "clean", "digits.npz", *words)
+    assert (code, err[:40]) == (2, "neuvar: --model must not be given with -")
+    code, out, _ = neuvar(capsys, "clean", "points.npz", "--model", "linear", "--seed", "3")
+    assert code == 0
+    assert "logistic regression, fitted in five folds" in out
+    assert json.loads(Path("out/clean/summary.json").read_text())["seed"] == 3
+
+
+def test_a_linear_model_sees_text_at_its_own_scale(capsys, monkeypatch):
+    rows = [f"{i * 100},a {'goal' if i % 2 else 'rain'} for {i} people,{i % 2}" for i in range(40)]
+    Path("t.csv").write_text("points,note,label\n" + "\n".join(rows) + "\n")
+    seen = []
+    monkeypatch.setattr(
+        label_issues,
+        "find_label_issues",
+        lambda model, data, **options: (
+            seen.append(data) or find_label_issues(model, data, **options)
+        ),
+    )
+    assert neuvar(capsys, "clean", "t.csv")[0] == 0
+    spread = seen[0].inputs.std(0, correction=0)
+    torch.testing.assert_close(spread[0], torch.tensor(1.0))  # points
+    assert (spread[1:] < 0.9).all()  # the text; standardized, it would be 1

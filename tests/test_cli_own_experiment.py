@@ -70,7 +70,10 @@ def test_its_name_comes_from_the_file(here):
     (here / "deep").mkdir()
     (here / "deep" / "mine.py").write_text(SMALL)
     (experiment,) = find_experiments(["deep/mine.py", "deep/mine.py"])
-    assert (experiment.name, experiment.argument) == ("mine", "deep/mine.py")
+    assert (experiment.name, experiment.command("smoke")) == (
+        "mine",
+        "neuvar run deep/mine.py --scale smoke",
+    )
     every = find_experiments(["all", "deep/mine.py"])
     assert [e.name for e in every] == [*EXPERIMENTS, "mine"]
     assert "mine" not in EXPERIMENTS

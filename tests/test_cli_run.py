@@ -21,6 +21,7 @@ from neuvar.data.catalogue import ENTRIES, DataError
 from neuvar.engine import Event, Results, Summary, check_device
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import MADE, TINY, alone
+from tests.conftest import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,7 +114,7 @@ def test_runs_are_run_and_counted(capsys, engine, here):
 
 def test_finished_runs_are_not_done_again(capsys, engine):
     neuvar(capsys, "run", "labels", "--trials", "1")
-    code, out, _ = neuvar(capsys, "run", "labels", "--trials", "2", "--quiet", "--resume")
+    code, out, _ = neuvar(capsys, "run", "labels", "--trials", "2", "--quiet")
     assert code == 0
     assert re.fullmatch("2 finished, 2 finished before, in .*\nsee them with: .*\n", out)
     assert engine.watch is None
@@ -189,11 +190,11 @@ def test_an_interrupt_says_how_to_go_on(capsys, engine):
     assert code == 130
     assert err == (
         "stopped; 1 of 4 runs is finished. Resume with: "
-        "neuvar run labels --only seed=0,1 --results 'a b' --resume\n"
+        "neuvar run labels --only seed=0,1 --results 'a b'\n"
     )
     assert "finished, in" not in out
     engine.stop_after = None
-    code, out, _ = neuvar(capsys, *shlex.split(err)[-7:])
+    code, out, _ = neuvar(capsys, *shlex.split(err)[-6:])
     assert (code, out.splitlines()[-2]) == (0, "3 finished, 1 finished before, in less than 1 s")
 
 
@@ -287,7 +288,6 @@ def test_fresh_with_nothing_to_remove_asks_nothing(capsys, engine):
         ("run labels --device gpu", "device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
         ("run labels --engine slurm", "argument --engine: invalid choice: 'slurm'"),
         ("run labels --precision half", "argument --precision: invalid choice: 'half'"),
-        ("run labels --fresh --resume", "argument --resume: not allowed with argument --fresh"),
         ("run labels --dry", "unrecognized arguments: --dry"),
         ("run labels --data missing", "data (folder|must be a folder).*missing"),
     ],
@@ -374,7 +374,7 @@ def started(*arguments):
 def wait_for(process, word):
     """What was said until a line with a word came; the process is ended if none does."""
     said = []
-    alarm = threading.Timer(120, process.kill)
+    alarm = threading.Timer(PATIENCE, process.kill)
     alarm.start()
     for text in process.stdout:
         said.append(text)
@@ -385,7 +385,7 @@ def wait_for(process, word):
     return said
 
 
-def nobody_left(group, patience=30):
+def nobody_left(group, patience=PATIENCE):
     """Whether all processes of a group end within so many seconds."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
@@ -414,11 +414,11 @@ def test_a_sweep_stops_at_a_signal_and_says_how_to_go_on(here, number, everyone,
             os.killpg(process.pid, number)  # Ctrl-C reaches all processes at a terminal
         else:
             process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == code
-    command = shlex.join(["neuvar", *arguments, "--resume"])
+    command = shlex.join(["neuvar", *arguments])
     assert err == (f"stopped; 1 of 2 runs is finished. Resume with: {command}\n")
     assert nobody_left(process.pid)
 

@@ -1,6 +1,5 @@
-"""``neuvar list``, ``report``, ``demo`` and ``bench``."""
+"""``neuvar list``, ``report`` and ``demo``."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import webbrowser
 
 import pytest
 
-from neuvar.cli import main, step_costs
+from neuvar.cli import main
 from neuvar.cli import run as run_command
 from neuvar.engine import Results
 from tests.cli_experiments import MADE, alone
@@ -241,88 +240,3 @@ def test_the_real_demo_needs_nothing_but_the_package(here):
         if "test_accuracy" in line["last"]
     )
     assert noisy[1] > plain[1] + 0.05
-
-
-def test_bench_compares_methods_in_one_run(capsys, here):
-    arguments = "bench --network mlp resnet-10 --batch 2 --rounds 2 --json out/cost.json"
-    code, out, err = neuvar(capsys, *arguments.split())
-    assert (code, err) == (0, "")
-    found = json.loads((here / "out" / "cost.json").read_text())
-    assert (found["batch"], found["rounds"], found["device"]) == (2, 2, "cpu")
-    assert list(found["networks"]) == ["mlp", "resnet-10"]
-    for costs in found["networks"].values():
-        assert list(costs) == list(step_costs.METHODS)
-        assert (costs["plain"]["ratio"], costs["plain"]["low"]) == (1, 1)
-        assert all(cost["low"] <= cost["ratio"] <= cost["high"] for cost in costs.values())
-        assert all(cost["milliseconds"] > 0 for cost in costs.values())
-    assert out.startswith("mlp, batch 2, 2 rounds, cpu, ")
-    assert [row.split()[0] for row in out.splitlines()[1:7]] == [
-        *("method", "plain", "plain,", "NVRM", "NVRM,", "SAM")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("--network lenet", "argument --network: invalid choice: 'lenet'"),
-        ("--rounds 0", "argument --rounds: must be an integer >= 1, got '0'"),
-        ("--device tpu", "device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
-    ],
-)
-def test_bench_refuses_what_it_cannot_do(capsys, arguments, sentence):
-    code, out, err = neuvar(capsys, "bench", *arguments.split())
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert err.count("\n") == 1
-
-
-def test_ratios_are_taken_round_by_round():
-    cost = step_costs._cost([2.0, 6.0, 40.0], [1.0, 2.0, 10.0])
-    assert (cost.low, cost.ratio, cost.high, cost.milliseconds) == (2.5, 3.0, 3.5, 6000.0)
-    assert step_costs._cost([3.0], [2.0]).ratio == 1.5
-
-
-def places(name, *, steps=2, moves=True):
-    """The weights at which the gradients of a few steps of a method are taken."""
-    seen = []
-    model, inner, gradient = step_costs.prepare("mlp", 2, "cpu")
-    if not moves:
-        inner.param_groups[0]["lr"] = 1e-12  # with 0, NVRM draws no noise
-
-    def look(*_):
-        seen.append([p.detach().clone() for p in model.parameters()])
-
-    # Within a forward pass: before and after it, NVRM leaves clean weights in the model.
-    first = next(m for m in model.modules() if m is not model and [*m.parameters()])
-    first.register_forward_pre_hook(look)
-    step = step_costs.METHODS[name](model, inner, gradient)
-    for _ in range(steps):
-        step()
-    return seen
-
-
-def distances(first, second):
-    return [a - b for a, b in zip(first, second, strict=True)]
-
-
-def test_methods_do_what_they_are_called():
-    """All take their first gradient at the same weights, and what follows is their own."""
-    seen = {name: places(name) for name in step_costs.METHODS}
-    plain = seen["plain"]
-    for found in seen.values():
-        assert not any(gap.any() for gap in distances(found[0], plain[0]))
-    assert not any(gap.any() for gap in distances(seen["plain, again"][1], plain[1]))
-    for name in ("NVRM", "NVRM, naive"):
-        noise = distances(seen[name][1], plain[1])
-        assert float(noise[0].std()) == pytest.approx(step_costs.B, rel=0.01)
-        assert len(seen[name]) == 2
-    climb = distances(seen["SAM"][1], plain[0])
-    assert float(sum(gap.square().sum() for gap in climb).sqrt()) == pytest.approx(0.05, rel=1e-3)
-    assert len(seen["SAM"]) == 4
-
-
-@pytest.mark.parametrize("name", ["NVRM", "NVRM, naive"])
-def test_noise_is_taken_away_before_the_next_comes(name):
-    """Where the optimizer goes nowhere, the fourth noise is all that is left."""
-    first, *_, last = places(name, steps=5, moves=False)
-    assert float(distances(last, first)[0].std()) == pytest.approx(step_costs.B, rel=0.01)

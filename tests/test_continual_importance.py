@@ -214,6 +214,14 @@ def mlp():
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
+def replaced():
+    """A layer whose forward pass was replaced."""
+    model = mlp()
+    layer = model[2]
+    layer.forward = lambda x: 2 * linear(x, layer.weight, layer.bias)
+    return model
+
+
 def convolutional():
     return nn.Sequential(
         nn.Unflatten(1, (1, 5)),
@@ -242,6 +250,7 @@ NETWORKS = {
     "branching": Branching,
     "centred": Centred,
     "keyword": Keyword,
+    "replaced": replaced,
 }
 FAST = {"mlp", "in place", "convolutional"}
 
@@ -273,7 +282,9 @@ class TestAnyNetwork:
         model = build(name)
         weights = {n: p.detach() for n, p in model.named_parameters()}
         problem = Problem(model, {}, FISHERS["exact"], 2)
+        changed = [m for m in model.modules() if "forward" in vars(m)]
         way = choose_method(problem, weights, x, y)
+        assert [m for m in model.modules() if "forward" in vars(m)] == changed
         if name in FAST:
             assert isinstance(way, partial)
             assert way.func is by_layers

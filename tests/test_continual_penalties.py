@@ -353,7 +353,7 @@ class TestPath:
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         penalty.after_step(model)
-        with pytest.raises(ValueError, match="after_step saw no gradients"):
+        with pytest.raises(ValueError, match="after_step got only zero gradients"):
             penalty.after_task(model)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from neuvar import NVRM
 from neuvar.noise import Draw, standard_noise, whole_slot
 from tests import distributed_worker as worker
+from tests.conftest import PATIENCE
 
 pytestmark = pytest.mark.distributed
 
@@ -41,7 +42,7 @@ def reports(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
     root = Path(worker.__file__).parents[1]
     with subprocess.Popen(command, cwd=root, start_new_session=True) as process:
         try:
-            process.wait(timeout=600)
+            process.wait(timeout=PATIENCE)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ def name_of(path: Path) -> str:
 @pytest.mark.parametrize(
     ("page", "sources"),
     [
-        ("cleaning", ("cleaning", "judgement", "judgement_files")),
+        ("cleaning", ("cleaning", "cleaning_scale", "judgement", "judgement_files")),
         ("which-b", ("auto",)),
     ],
 )

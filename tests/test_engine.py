@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -20,9 +21,10 @@ from neuvar.engine.sweeps import worker_devices
 from neuvar.experiments import ExperimentFile, Training, run_one
 from neuvar.experiments.run_spec import as_dict
 from neuvar.train import Checkpoint
+from tests.conftest import PATIENCE
 
-PASSING = ("seconds", "when", "machine", "pid", "given")
-"""What may differ between two sweeps of the same runs."""
+PASSING = ("seconds", "when", "machine", "pid", "given", "commit")
+"""What may differ between two sweeps of the same runs: somebody may commit between them."""
 
 
 def toy(run, *, device, data, checkpoint, progress, writer):
@@ -91,8 +93,11 @@ def lasting(path):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    """One sweep with all that may happen to a run, in two processes."""
+def mixed(tmp_path_factory, nursery):
+    """One sweep with all that may happen to a run, in two processes.
+
+    Five processes are killed in it, so they are forks; sweeps below start processes as a user's do.
+    """
     folder = tmp_path_factory.mktemp("mixed")
     work = {
         model: runs(count, model)
@@ -104,18 +109,16 @@ def mixed(tmp_path_factory):
             ("killed", 1),
         ]
     }
-    results = Results(folder / "smoke.jsonl")
+    results = Results(folder / "x.jsonl")
     done = runs(7, "fine")[5:]
     for run in done:
         results.add({"key": run.key, "status": "finished", "run": as_dict(run)})
         results.checkpoints.mkdir(exist_ok=True)
         (results.checkpoints / f"{run.key}.pt").write_text("left by a process that was killed")
     every = [*done, *work["killed"], *(run for model in work for run in work[model])]
-    events = []
-    (folder / "data").mkdir()
-    summary = sweep(
-        every, results, workers=2, data=folder / "data", watch=events.append, run_one=toy
-    )
+    one = Sweep(nursery, folder, every, workers=2, method="fork")
+    assert one.wait() == 0, one.said(2)
+    events, summary = one.story()
     return work, done, results, events, summary
 
 
@@ -268,12 +271,16 @@ def test_an_error_in_a_worker_names_the_line_of_the_users_file(tmp_path, monkeyp
 
 
 NURSERY = """
-import json, multiprocessing, os, signal, sys, threading, time, traceback
+import json, multiprocessing, os, pickle, signal, sys, threading, time, traceback
+from pathlib import Path
 from neuvar.engine import sweep
 from neuvar.experiments.run_spec import from_dict
 from tests.test_engine import toy_or_real
 
+events = []
+
 def tell(event):
+    events.append(event)
     print(event.kind, event.key, flush=True)
 
 def end_with(nursery):
@@ -301,6 +308,7 @@ def grow(nursery, folder, out, workers, runs, method):
         traceback.print_exc()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    Path(out + ".story").write_bytes(pickle.dumps((events, found)))
     print(json.dumps(vars(found)), flush=True)
     sys.exit()
 
@@ -327,7 +335,7 @@ def nursery():
         text=True,
     )
     yield process
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE)
 
 
 class Sweep:
@@ -361,8 +369,12 @@ class Sweep:
     def said(self, number=1):
         return Path(f"{self.out}.{number}").read_text()
 
+    def story(self):
+        """All events, and the summary."""
+        return pickle.loads(Path(f"{self.out}.story").read_bytes())
+
     def wait_for(self, kind, more_than=0):
-        assert soon(lambda: self.told(kind) > more_than or not alive(self.pid), 120), self.said(2)
+        assert soon(lambda: self.told(kind) > more_than or not alive(self.pid)), self.said(2)
 
     def workers(self):
         """Processes that carry out runs."""
@@ -382,8 +394,21 @@ def alive(pid):
         return False
 
 
-def soon(condition, seconds=20):
-    end = time.monotonic() + seconds
+def members(group):
+    """Processes of a group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, number, *_ = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(number) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def soon(condition):
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if condition():
             return True
@@ -400,9 +425,9 @@ class TestInterruption:
             commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in one.workers()}
             return [pid for pid, command in commands.items() if b"spawn_main" in command]
 
-        assert soon(spawned, 120)
+        assert soon(spawned)
         (worker,) = spawned()
-        assert soon(lambda: "libtorch" in Path(f"/proc/{worker}/maps").read_text(), 120)
+        assert soon(lambda: "libtorch" in Path(f"/proc/{worker}/maps").read_text())
         os.kill(worker, signal.SIGINT)  # it is still importing
         one.wait_for("progress")
         os.kill(worker, signal.SIGINT)  # now it is at work
@@ -427,7 +452,7 @@ class TestInterruption:
         assert len(crew) == 2
         os.kill(one.pid, signal.SIGKILL)
         assert one.wait() == -signal.SIGKILL
-        ended = soon(lambda: not any(map(alive, crew)), 5)
+        ended = soon(lambda: not any(map(alive, crew)))
         (tmp_path / "data" / "enough").touch()
         assert ended
 
@@ -438,7 +463,7 @@ class TestKills:
         """The whole group, or the first process alone, or one that carries out runs.
 
         Workers of the first three sweeps that are killed, and of the last one, start as they do
-        for a user. Those between are forks, which start in no time.
+        for a user. Those between are forks, which start in no time, as are those never killed.
         """
         real = {"data": "mnist-excerpt", "images": 500, "test_images": 100, "width": 16}
         work = [
@@ -450,15 +475,15 @@ class TestKills:
         for folder in (calm, wild):
             (folder / "data").mkdir(parents=True)
         (calm / "data" / "enough").touch()
-        first = Sweep(nursery, calm, work, workers=2)
+        first = Sweep(nursery, calm, work, workers=2, method="fork")
         assert first.wait() == 0
         rng = random.Random(0)
-        one, kills, sweeps = None, Counter(), 0
+        one, kills, groups = None, Counter(), []
         while kills.total() < 20:
             if one is None:
-                method = "spawn" if sweeps < 3 else "fork"
+                method = "spawn" if len(groups) < 3 else "fork"
                 one, started = Sweep(nursery, wild, work, workers=2, method=method), 0
-                sweeps += 1
+                groups.append(one.pid)
             one.wait_for("started", more_than=started)
             time.sleep(rng.uniform(0, 0.6))
             crew = one.workers()
@@ -476,7 +501,7 @@ class TestKills:
             one.wait()
         assert Sweep(nursery, wild, work, workers=2).wait() == 0
         # Workers whose parent was killed end a second later; the next sweep removes what they left.
-        time.sleep(3)
+        assert soon(lambda: not any(map(members, groups)))
         assert Sweep(nursery, wild, work, workers=2).wait() == 0
         assert lasting(wild / "x.jsonl") == lasting(calm / "x.jsonl")
         assert len(lasting(wild / "x.jsonl")) == len(work)

@@ -16,6 +16,7 @@ import pytest
 
 from neuvar.engine import Kind, sweep
 from neuvar.experiments.run_spec import as_dict
+from tests.conftest import PATIENCE
 from tests.test_engine import lasting, runs, soon, toy
 
 pytest.importorskip("ray")
@@ -84,7 +85,7 @@ class Cluster:
                 start_new_session=True,
             )
         self.nodes.append(node)
-        assert soon(lambda: "Ray runtime started" in log.read_text(), 120), log.read_text()
+        assert soon(lambda: "Ray runtime started" in log.read_text()), log.read_text()
 
     def raylet(self, number):
         """The process that stands for a node."""
@@ -169,12 +170,12 @@ def test_a_node_is_killed_and_every_run_is_recorded_once(cluster, tmp_path):
             if path.stem not in recorded and mine & set(path.read_text().split())
         ]
 
-    assert soon(lambda: begun() or driver.poll() is not None, 150)
+    assert soon(lambda: begun() or driver.poll() is not None)
     interrupted, workers = begun(), children(victim)
     os.kill(victim, signal.SIGKILL)
-    assert soon(lambda: not any(map(command, workers)), 60)
+    assert soon(lambda: not any(map(command, workers)))
     (tmp_path / "data" / "enough").touch()
-    out, err = driver.communicate(timeout=180)
+    out, err = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 0, err
     assert interrupted
     summary = json.loads(out.splitlines()[-1])

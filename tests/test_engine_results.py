@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 import neuvar.engine
 from neuvar.engine import Results
-from neuvar.engine.results_file import claim, lock
+from neuvar.engine.results_file import lock, lock_run
+from tests.conftest import PATIENCE
 
 # Only the two modules in question: the package as a whole takes seconds to import.
 ALONE = f"""
@@ -28,7 +29,7 @@ for name, folder in [("neuvar", {str(Path(neuvar.engine.__file__).parents[1])!r}
                      ("neuvar.engine", {str(Path(neuvar.engine.__file__).parent)!r})]:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from neuvar.engine.results_file import Results, claim
+from neuvar.engine.results_file import Results, lock_run
 """
 
 
@@ -46,7 +47,7 @@ def start(code, *arguments):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out
 
@@ -184,7 +185,7 @@ class TestRemoving:
         results.checkpoints.mkdir()
         for name in ["a.pt", "a.pt.123.part", "b.pt"]:
             (results.checkpoints / name).write_bytes(b"x")
-        mine = claim(results.checkpoints, "b")
+        mine = lock_run(results.checkpoints, "b")
         results.remove(["a", "b"])
         assert sorted(p.name for p in results.checkpoints.iterdir()) == ["b.lock", "b.pt"]
         mine.release()
@@ -292,23 +293,23 @@ class TestClaims:
     def test_one_process_at_a_time(self, tmp_path):
         other = start(
             "import pathlib, time\n"
-            "mine = claim(pathlib.Path(sys.argv[1]), 'k')\n"
+            "mine = lock_run(pathlib.Path(sys.argv[1]), 'k')\n"
             "print(mine is not None, flush=True)\n"
             "time.sleep(60)",
             tmp_path,
         )
         assert other.stdout.readline() == "True\n"
-        assert claim(tmp_path, "k") is None
-        mine = claim(tmp_path, "another")
+        assert lock_run(tmp_path, "k") is None
+        mine = lock_run(tmp_path, "another")
         mine.release()
         other.kill()
         other.communicate()
-        mine = claim(tmp_path, "k")  # the system let go of it
+        mine = lock_run(tmp_path, "k")  # the system let go of it
         assert mine is not None
         mine.checkpoint.write_bytes(b"x")
         mine.release()
         assert [p.name for p in tmp_path.iterdir()] == ["k.pt"]
-        claim(tmp_path, "k").release(finished=True)
+        lock_run(tmp_path, "k").release(finished=True)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_file_that_was_removed_protects_nothing(self, tmp_path):
@@ -332,7 +333,7 @@ class TestClaims:
 
         def work():
             for _ in range(100):
-                mine = claim(tmp_path / "folder", "k")
+                mine = lock_run(tmp_path / "folder", "k")
                 if mine is not None:
                     inside.append(1)
                     most.append(len(inside))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neuvar.data import Dataset, Split
-from neuvar.experiments import EXPERIMENTS, SCALES, run_one, runner, training
+from neuvar.experiments import EXPERIMENTS, SCALES, run_one, runner
 from neuvar.experiments.run_spec import NORMALIZE, NOT_IN_KEY, Tasks, Training, as_dict, from_dict
 
 NAMES = [
@@ -334,7 +334,7 @@ def test_two_steps_of_every_configuration_of_the_paper(run, monkeypatch):
     small = {"epochs": 1}
     if isinstance(run, Training):
         small |= {"batch": 2, "held_out": min(run.held_out, 1), "eval_noise": run.eval_noise[:1]}
-        monkeypatch.setattr(training, "PERTURBED_DRAWS", 4)
+        monkeypatch.setattr(runner, "PERTURBED_DRAWS", 4)
     else:
         small |= {"fisher_images": min(run.fisher_images, 20)}
     short = dataclasses.replace(run, **small)

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from neuvar.data import Dataset, Split, load, normalization
-from neuvar.experiments import EXPERIMENTS, Result, run_one, runner, tasks, training
+from neuvar.experiments import EXPERIMENTS, Result, run_one, runner
 from neuvar.experiments.findings import Verdict
 from neuvar.experiments.run_spec import Tasks, Training
-from neuvar.experiments.runner import RunContext
-from neuvar.experiments.training import noisy_dataset
+from neuvar.experiments.runner import RunContext, noisy_dataset
 from neuvar.labels import corrupt
 from neuvar.noise import Draw
 from neuvar.train import Checkpoint
@@ -65,7 +64,7 @@ class Spy:
 class TestData:
     @pytest.mark.parametrize("normalize", ["channel", "pixel", "none"])
     def test_pixels_are_normalized_as_the_run_says(self, monkeypatch, normalize):
-        spy = Spy(monkeypatch, training)
+        spy = Spy(monkeypatch, runner)
         run = dataclasses.replace(ONE, normalize=normalize, epochs=1)
         run_one(run)
         seen = torch.cat([x for x, _ in spy.seen])
@@ -81,7 +80,7 @@ class TestData:
     def test_held_out_images_are_never_trained_on(self, monkeypatch):
         data = marked()
         monkeypatch.setattr(runner, "load", lambda *_, **__: data)
-        spy = Spy(monkeypatch, training)
+        spy = Spy(monkeypatch, runner)
         run = Training(
             data="marked", width=8, held_out=30, batch=16, epochs=3, label_noise="symmetric",
             noise_rate=0.5, label_seed=4,
@@ -124,7 +123,7 @@ class TestData:
                 model[1].bias.copy_(10.0 * torch.nn.functional.one_hot(torch.tensor(3), 10))
             return model
 
-        monkeypatch.setattr(training, "build", build)
+        monkeypatch.setattr(runner, "build", build)
         last = run_one(run)["last"]
         noisy, true = corrupt("pair", data.train.labels, 0.4, classes=10, seed=0), data.train.labels
         wrong = noisy.noisy[:150] != true[:150]
@@ -217,12 +216,12 @@ class TestOutcome:
     def test_optimizers_and_importances_of_tasks(self, monkeypatch, keep):
         """One optimizer for all tasks, or new ones with noise of their own; none for the last."""
         optimizers, remembered = [], []
-        fit, remember = tasks.fit, tasks.MAS.after_task
+        fit, remember = runner.fit, runner.MAS.after_task
         monkeypatch.setattr(
-            tasks, "fit", lambda m, b, o, **rest: (optimizers.append(o), fit(m, b, o, **rest))[1]
+            runner, "fit", lambda m, b, o, **rest: (optimizers.append(o), fit(m, b, o, **rest))[1]
         )
         monkeypatch.setattr(
-            tasks.MAS,
+            runner.MAS,
             "after_task",
             lambda *given: (remembered.append(len(optimizers) - 1), remember(*given)),
         )
@@ -267,13 +266,13 @@ class TestOutcome:
 
     def test_a_sharpness_beyond_all_numbers_becomes_null(self, monkeypatch):
         """Weight noise so large that the loss overflows."""
-        original = training.neural_variability
+        original = runner.neural_variability
 
         def overflowing(*arguments, **options):
             found = original(*arguments, **options)
             return dataclasses.replace(found, difference=math.inf)
 
-        monkeypatch.setattr(training, "neural_variability", overflowing)
+        monkeypatch.setattr(runner, "neural_variability", overflowing)
         found = run_one(NORMED)
         json.dumps(found, allow_nan=False)
         assert found["under_noise"]["expected_sharpness"] == [None]
@@ -395,7 +394,7 @@ class TestResume:
             pytest.skip("nothing follows the last task that its importances would be for")
         run = self.tasks(stream, penalty, keep)
         expected, path = self.undisturbed(run), tmp_path / "c.pt"
-        owner = {"ewc": tasks.EWC, "si": tasks.SI}[penalty] if where == "after_task" else tasks
+        owner = {"ewc": runner.EWC, "si": runner.SI}[penalty] if where == "after_task" else runner
         original, calls = getattr(owner, where), []
         most = {"fit": task + 1, "after_task": task + 1, "evaluate": (task + 1) * (task + 2) // 2}
 
@@ -455,7 +454,7 @@ DONE: dict = {}
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_smallest_scale_from_end_to_end(name, monkeypatch):
     """Experiments share runs, and each is carried out once."""
-    monkeypatch.setattr(training, "PERTURBED_DRAWS", 4)
+    monkeypatch.setattr(runner, "PERTURBED_DRAWS", 4)
     experiment, results = EXPERIMENTS[name], []
     for run in experiment.runs("smoke", 1):
         fewer = {"images": 300, "test_images": 100} if run.images else {}

@@ -302,7 +302,7 @@ GOOD = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
         ({"outputs": GOOD - 0.5}, "smallest value of -0.4 and a sum that is off by 1"),
         ({"outputs": [[1.5, -0.5]] * 3}, "smallest value of -0.5"),
         ({"outputs": [[math.nan, 0.5]] * 3}, "probabilities >= 0 whose rows sum to 1, got a"),
-        ({"outputs": [[math.nan, 0.5]] * 3, "logits": True}, "nan or .* got 3 of 3 rows"),
+        ({"outputs": [[math.nan, 0.5]] * 3, "logits": True}, "nan, .* got 3 of 3 rows"),
         ({"outputs": [[math.inf, 0.5]] + [[0.0, 0.0]] * 2, "logits": True}, "got 1 of 3 rows"),
         ({"outputs": [[-math.inf] * 2] * 3, "logits": True}, "got 3 of 3 rows"),
         ({"labels": [0, 1]}, r"labels must be 3 class labels below 2, .* got 2 up to 1"),

@@ -389,7 +389,7 @@ GOOD = [0.5] * 12
         (GOOD, {"n": 0}, "n must be an integer >= 1, got 0"),
         (GOOD, {"n": 100.0}, "n must be an integer >= 1, got 100.0"),
         (GOOD, {"window": 9}, "window must be an integer >= 10, got 9"),
-        (GOOD, {"window": 13}, "window must be at most the 12 epochs given, got 13"),
+        (GOOD, {"window": 13}, "window must be at most the number of epochs, 12, got 13"),
         (GOOD, {"window": 10.0}, "window must be an integer >= 10, got 10.0"),
         (GOOD, {"tolerance": 0.0}, "tolerance must be a finite number > 0 and < 1, got 0.0"),
         (GOOD, {"tolerance": 1}, "tolerance must be a finite number > 0 and < 1, got 1"),

@@ -1,6 +1,7 @@
 """Rounded, damaged and noisy weights, against what is known of them."""
 
 import copy
+import inspect
 import math
 
 import numpy as np
@@ -122,6 +123,20 @@ def test_model_is_as_before_after_an_error():
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         rounding(classifier(), classes(), **options)
+
+
+@pytest.mark.parametrize("function", [rounding, bit_flips, analog_noise])
+def test_help_lists_every_option_with_its_default(function):
+    parameters = inspect.signature(function).parameters
+    assert (parameters["batch_size"].default, parameters["confidence"].default) == (1024, 0.95)
+    assert "options" not in parameters
+
+
+def test_options_of_other_measures_are_refused():
+    with pytest.raises(TypeError, match="seed"):
+        rounding(classifier(), classes(), seed=1)
+    with pytest.raises(TypeError, match="sampler"):
+        bit_flips(classifier(), classes(), rates=[0.1], sampler="table")
 
 
 def test_targets_must_be_classes():
@@ -269,7 +284,7 @@ def test_multiplicative_noise_spares_small_weights():
     ("options", "message"),
     [
         ({"scales": [-1]}, "scales must be a finite number"),
-        ({"scales": []}, "at least one level"),
+        ({"scales": []}, "rates or scales must have at least one value"),
         ({"kind": "chaotic"}, "kind must be one of"),
         ({"draws": 1}, "draws must be an integer >= 2"),
     ],

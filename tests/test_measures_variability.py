@@ -217,7 +217,7 @@ def test_a_loss_that_is_no_mean_is_refused():
         )
     with pytest.raises(ValueError, match="the loss at the model's own weights is nan"):
         neural_variability(classifier(), lambda o, t: o.mean() * math.nan, classes(), b=0.1)
-    with pytest.raises(ValueError, match="expected sharpness has Gaussian noise"):
+    with pytest.raises(ValueError, match="expected sharpness needs Gaussian noise"):
         expected_sharpness(classifier(), cross_entropy, classes(), sigma=0.1, noise="laplace")
 
 

@@ -16,6 +16,7 @@ from neuvar import NVRMSGD, LabelObserver
 from neuvar.cleaning import judge_labels
 from neuvar.cli import main
 from tests import observer_worker
+from tests.conftest import PATIENCE
 from tests.observed import CLASSES, EXAMPLES, batches, labels, mean_probabilities
 
 
@@ -342,7 +343,7 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("observer")
     subprocess.run(
         [sys.executable, "-m", observer_worker.__name__, str(folder)],
-        cwd=Path(observer_worker.__file__).parents[1], check=True, timeout=300,
+        cwd=Path(observer_worker.__file__).parents[1], check=True, timeout=PATIENCE,
     )  # fmt: skip
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(observer_worker.RANKS)]
 

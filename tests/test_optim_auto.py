@@ -522,7 +522,7 @@ class TestControl:
             loss = cross_entropy(model(x), y) / 2
             optimizer.report_loss(loss)
             loss.backward()
-        with pytest.raises(RuntimeError, match="under one draw of noise"):
+        with pytest.raises(RuntimeError, match="one draw of noise for the whole gradient"):
             optimizer.step()
 
     @pytest.mark.parametrize("start", [1e-6, 100.0])

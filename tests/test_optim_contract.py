@@ -232,10 +232,10 @@ def test_parameters_without_noise_cost_no_memory():
     train(model, optimizer, range(2))
     state = optimizer.state_dict()["state"]
     assert ["nvrm_clean" in state[k] for k in range(4)] == [False, False, True, True]
-    assert len(optimizer._weights.keep._buffers) == 2
+    assert len(optimizer._weights.mode._buffers) == 2
     optimizer.param_groups[1]["b"] = 0
     optimizer.resample()
-    assert not optimizer._weights.keep._buffers
+    assert not optimizer._weights.mode._buffers
 
 
 def test_a_parameter_may_be_replaced_in_its_group():

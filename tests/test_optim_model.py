@@ -1007,6 +1007,50 @@ def test_an_inner_optimizer_with_an_optimizer_inside():
     assert is_noisy(model, optimizer)
 
 
+def test_after_a_write_that_was_refused_the_next_pass_has_the_noise():
+    class Rebound(nn.Linear):
+        def forward(self, x):
+            if getattr(self, "rebinds", False):
+                self.weight.data = torch.zeros_like(self.weight)
+            return super().forward(x)
+
+    model = nn.Sequential(Rebound(5, 3))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    expected = by_hand(model, optimizer, 2)
+    model[0].rebinds = True
+    with pytest.raises(RuntimeError, match="wrote to the parameter"):
+        model(batch(2)[0])
+    model[0].rebinds = False
+    model.zero_grad()
+    backward(model, 2)
+    assert same(gradients(model), expected)
+
+
+@pytest.mark.parametrize("inside", ["transform", "inference mode"])
+def test_after_an_unusual_pass_the_next_one_has_its_gradients(inside):
+    """The two share their perturbed tensors."""
+    model, optimizer = known()
+    optimizer.zero_grad()
+    expected = by_hand(model, optimizer, 3)
+    if inside == "transform":
+        torch.func.grad(lambda x: model(x).sum())(batch(3)[0])
+    else:
+        with torch.inference_mode(), torch.enable_grad():
+            model(batch(3)[0])
+    backward(model, 3)
+    assert same(gradients(model), expected)
+
+
+def test_a_module_may_have_a_child_that_is_none():
+    model = network()
+    model.register_module("missing", None)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    assert is_noisy(model, optimizer, model)
+
+
 def test_all_parameters_are_back_if_one_of_two_optimizers_complains():
     class Clamped(nn.Linear):
         def forward(self, x):

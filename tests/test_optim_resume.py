@@ -271,33 +271,63 @@ def test_a_plain_optimizers_state_can_be_taken_up():
     assert not same(weights(model), clean(model, optimizer))
 
 
-VICTIM = """
-import os, signal, sys, torch
+VICTIMS = """
+import os, signal, sys, traceback
 from pathlib import Path
+import torch._dynamo  # otherwise the first optimizer of each fork would import it
 from tests.test_optim_resume import Run
-mode, folder, end = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-run = Run(mode)
-if (folder / "run.pt").exists():
-    run.load(folder / "run.pt")
-first = run.part
-while run.part < end:
-    run.advance()
-    (folder / "new.pt").write_bytes(run.save().getvalue())
-    os.replace(folder / "new.pt", folder / "run.pt")
-    if run.part == first + 17:
-        os.kill(os.getpid(), signal.SIGKILL)
+
+def work(mode, folder, end):
+    run = Run(mode)
+    if (folder / "run.pt").exists():
+        run.load(folder / "run.pt")
+    first = run.part
+    while run.part < end:
+        run.advance()
+        (folder / "new.pt").write_bytes(run.save().getvalue())
+        os.replace(folder / "new.pt", folder / "run.pt")
+        if run.part == first + 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+for mode in ("exact", "replay"):
+    for _ in range(3):
+        if (pid := os.fork()) == 0:
+            try:
+                work(mode, Path(sys.argv[1]) / mode, int(sys.argv[2]))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        print(mode, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A folder for each mode, where three processes worked in turn, and how each of them ended.
+
+    They are forks of one process that has only imported what they need, because that takes seconds.
+    """
+    folder = tmp_path_factory.mktemp("killed")
+    codes = {"exact": [], "replay": []}
+    for mode in codes:
+        (folder / mode).mkdir()
+    command = [sys.executable, "-c", VICTIMS, str(folder), "50"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        mode, code = line.split()
+        codes[mode].append(int(code))
+    return folder, codes
 
 
 @pytest.mark.slow
 @modes
-def test_killed_for_real(mode, tmp_path):
-    command = [sys.executable, "-c", VICTIM, mode, str(tmp_path), "50"]
-    root = Path(__file__).parent.parent
-    codes = [subprocess.run(command, cwd=root, check=False).returncode for _ in range(3)]
-    assert codes == [-9, -9, 0]
+def test_killed_for_real(mode, killed):
+    folder, codes = killed
+    assert codes[mode] == [-9, -9, 0]
     whole = advanced(Run(mode), 50)
-    resumed = Run(mode, seed=1).load(tmp_path / "run.pt")
+    resumed = Run(mode, seed=1).load(folder / mode / "run.pt")
     assert resumed.part == 50
     assert same(weights(resumed.model), weights(whole.model))
     backward(resumed.model, 0)

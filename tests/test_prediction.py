@@ -489,7 +489,7 @@ def test_monte_carlo_dropout():
         one.probabilities,
         predict(model, x, b=0, dropout=True, draws=50, antithetic=False).probabilities,
     )
-    with pytest.raises(ValueError, match="dropout layers"):
+    with pytest.raises(ValueError, match="dropout modules"):
         predict(nn.Linear(5, 3), x, b=0.1, dropout=True)
 
 

@@ -24,10 +24,9 @@ from neuvar.experiments import ExperimentFile
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
 from neuvar.pages import printable
 from neuvar.report import figures
+from neuvar.report.documents import diverged_runs, number, page, provenance, total_time
 from neuvar.report.figures import band, caption, description, spread, y_limits
-from neuvar.report.gather import ORDER
-from neuvar.report.page import page
-from neuvar.report.text import diverged_runs, number, provenance, total_time
+from neuvar.report.gather import SCALE_ORDER
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -113,7 +112,7 @@ class TestGather:
         assert shown(["smoke", "cpu"]) == ["cpu"]
         assert shown(["smoke", "cpu"], ["smoke"]) == ["smoke"]
         assert shown(["smoke", "cpu"], ["paper"]) == []
-        assert set(ORDER) == set(OWN_TRIALS)
+        assert set(SCALE_ORDER) == set(OWN_TRIALS)
 
     def test_smoke_is_not_shown_for_one_claim_when_another_has_more(self):
         first, second = named("ewc"), named("split")
@@ -552,7 +551,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return report.write(results(), tmp_path_factory.mktemp("report"), experiments=claims())
+    return report.write(report.gather(results(), claims()), tmp_path_factory.mktemp("report"))
 
 
 class TestPage:
@@ -633,7 +632,7 @@ class TestPage:
         have = {"cpu": lines(named("ewc"))}
         turned = {"cpu": dict(reversed(have["cpu"].items()))}
         first, second = (
-            report.write(lines, tmp_path / name, experiments=some)
+            report.write(report.gather(lines, some), tmp_path / name)
             for name, lines in (("a", have), ("b", turned))
         )
         for one in (first.page, first.markdown, *first.figures):
@@ -642,7 +641,7 @@ class TestPage:
         assert second.claims[0].findings[0].verdict == first.claims[0].findings[0].verdict
 
     def test_no_results_at_all(self, tmp_path):
-        done = report.write({}, tmp_path, experiments=claims())
+        done = report.write(report.gather({}, claims()), tmp_path)
         assert done.figures == ()
         assert "There are no results yet." in done.page.read_text()
         assert done.markdown.read_text().count("No results yet") == 6
@@ -668,7 +667,7 @@ class TestPage:
             table=lambda results: Table((HOSTILE, "n"), ((HOSTILE, HOSTILE),)),
             check=lambda results: Verdict("undecided", HOSTILE),
         )
-        done = report.write({"cpu": have}, tmp_path, experiments=[hostile, named("split")])
+        done = report.write(report.gather({"cpu": have}, [hostile, named("split")]), tmp_path)
         text = done.page.read_text()
         page = Page(text)
         assert page.tags.count("script") == 1
@@ -714,7 +713,7 @@ class TestFiles:
 
         e = replace(named("ewc"), settings=fails)
         with pytest.raises(RuntimeError):
-            report.write({"cpu": lines(e)}, tmp_path / "out", experiments=[e])
+            report.write(report.gather({"cpu": lines(e)}, [e]), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_folders_are_made(self, tmp_path):
@@ -730,21 +729,21 @@ def test_parts_of_the_page_are_shipped():
 
 def test_figures_that_have_no_results_any_more_are_removed(tmp_path):
     figures = tmp_path / "figures"
-    report.write({"cpu": lines(named("ewc"))}, tmp_path, experiments=[named("ewc")])
+    report.write(report.gather({"cpu": lines(named("ewc"))}, [named("ewc")]), tmp_path)
     (figures / "mine.svg").write_text("")
     assert (figures / "ewc-cpu.svg").exists()
-    report.write({"cpu": {}}, tmp_path, experiments=[named("ewc")])
+    report.write(report.gather({"cpu": {}}, [named("ewc")]), tmp_path)
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
 
 
 def test_overview_holds_the_panels_that_ask_for_it(tmp_path):
     e = named("ewc")
     chosen = replace(e, panels=lambda found: [replace(e.panels(found)[0], overview=True)])
-    done = report.write({"cpu": lines(e)}, tmp_path, experiments=[chosen])
+    done = report.write(report.gather({"cpu": lines(e)}, [chosen]), tmp_path)
     overview = tmp_path / "figures" / "overview.png"
     assert overview in done.figures
     assert overview.read_bytes() == (tmp_path / "figures" / "ewc-cpu.png").read_bytes()
-    report.write({"cpu": lines(e)}, tmp_path, experiments=[e])
+    report.write(report.gather({"cpu": lines(e)}, [e]), tmp_path)
     assert not overview.exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from neuvar import report
 from neuvar.experiments.findings import Cell, Table, Verdict
-from tests.conftest import CONTRAST, NOWHERE
+from tests.conftest import CONTRAST, NOWHERE, PATIENCE
 from tests.test_report_examples import HOSTILE, claims, recorded, results
 
 pytest.importorskip("matplotlib")
@@ -49,7 +49,7 @@ def written(tmp_path_factory):
         return Table(("name", "accuracy", "n"), (*rows, ("gap", Cell(()), "–")))
 
     some = [replace(e, table=table) if e.name == "ewc" else e for e in claims()]
-    return report.write(results(), tmp_path_factory.mktemp("report"), experiments=some)
+    return report.write(report.gather(results(), some), tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ class TestFilters:
         assert page.url.endswith("#claim-split")
         assert "claim-split" in shown(page, ".claim")
         place = "e => Math.abs(e.getBoundingClientRect().top)"
-        for _ in range(50):  # scrolling is smooth
+        for _ in range(10 * PATIENCE):  # scrolling is smooth
             if page.locator("#claim-split").evaluate(place) < 100:
                 break
             page.wait_for_timeout(100)
@@ -324,7 +324,7 @@ def test_hostile_words_do_nothing(visit, tmp_path):
         table=lambda found: Table((HOSTILE, "n"), ((HOSTILE, HOSTILE),)),
         check=lambda found: Verdict("undecided", HOSTILE),
     )
-    done = report.write({"cpu": have}, tmp_path, experiments=[hostile])
+    done = report.write(report.gather({"cpu": have}, [hostile]), tmp_path)
     page = visit(done.page).page
     page.locator("#search").fill("<script>")
     assert len(shown(page, ".claim")) == 1

@@ -119,7 +119,9 @@ def test_tables_and_verdicts(tmp_path):
     assert "| NVRM, averaged | 50.0 ± 0.0 | 0.5000 ± 0.0000 | 0.110 ± 0.010 |" in text
     verdict = "lower than plain; no significant difference from MC dropout."
     assert f"Log loss of NVRM averaged, beyond two standard errors: {verdict}" in text
-    assert "n = 3" in text
+    assert "n = 3.\n" in text
+    more = uncertainty_tables.tables(lines, {"mnist": replace(ROW, seeds=(0, 1, 2, 3, 4))})
+    assert "n = 3; preliminary, 5 are planned.\n" in more
     uncertainty_tables.pictures(lines, {"mnist": ROW}, tmp_path)
     assert (tmp_path / "uncertainty-mnist.png").stat().st_size > 10_000
 

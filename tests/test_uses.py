@@ -20,7 +20,7 @@ def line(method, seed, accuracy, setting=None, **others):
 CHOICE = moved_weights.CHOICE_SEED
 LINES = [
     line("NVRM-Adam", CHOICE, 0.8, {"b": 0.03}),
-    line("NVRM-Adam", CHOICE, 0.9, {"b": 0.05}),
+    line("NVRM-Adam", CHOICE, 0.9, {"b": 0.05}, clean=0.7),
     {"run": {"method": "NVRM-Adam", "setting": {"b": 0.07}, "seed": CHOICE}, "last": {}},
     line("dropout", CHOICE, 0.8, {"dropout": 0.5}),
     line("SAM, half the epochs", CHOICE, 0.8, {"rho": 0.2}),
@@ -28,20 +28,32 @@ LINES = [
     *(line("dropout", seed, 0.6 + 0.01 * seed, {"dropout": 0.5}) for seed in range(5)),
     *(line("SAM", seed, 0.95, {"rho": 0.2}) for seed in range(5)),
     *(line("NVRM-Adam", s, 0.7 + 0.011 * s, {"b": 0.05}, clean=0.6) for s in range(5)),
-    line("NVRM-Adam", 0, 0.99, {"b": 0.03}),  # not chosen
+    line("NVRM-Adam", 0, 0.99, {"b": 0.03}),  # chosen for clean weights only
 ]
 
 
 class TestMovedWeights:
-    def test_settings_are_chosen_by_held_out_accuracy_under_disturbance(self):
-        assert moved_weights.chosen(LINES, "NVRM-Adam") == {"b": 0.05}
-        assert moved_weights.chosen(LINES, "SAM") == {"rho": 0.2}
-        assert moved_weights.chosen(LINES, "Adam") == {}
+    def test_settings_are_chosen_by_held_out_accuracy_under_each_disturbance(self):
+        assert moved_weights.chosen(LINES, "NVRM-Adam", "2 bits") == {"b": 0.05}
+        assert moved_weights.chosen(LINES, "NVRM-Adam", "clean") == {"b": 0.03}
+        assert moved_weights.chosen(LINES, "SAM", "2 bits") == {"rho": 0.2}
+        assert moved_weights.chosen(LINES, "Adam", "2 bits") == {}
+
+    def test_the_method_with_noise_is_chosen_on_held_out_images(self):
+        better = line("dropout + NVRM-Adam", CHOICE, 0.85, **{"2 bits": 0.95})
+        assert moved_weights.chosen_noise([*LINES, better], "2 bits") == "dropout + NVRM-Adam"
+        assert moved_weights.chosen_noise([*LINES, better], "3 bits") == "NVRM-Adam"
+
+    def test_each_chosen_setting_is_run_with_every_seed(self):
+        runs = [run for run in moved_weights.reported_runs(LINES) if run["method"] == "NVRM-Adam"]
+        first = [run["setting"] for run in runs if run["seed"] == 0]
+        assert first == [{"b": 0.03}, {"b": 0.05}]
+        assert len(runs) == 2 * moved_weights.SEEDS
 
     def test_a_baseline_of_twice_the_cost_is_shown_but_not_compared(self):
         assert moved_weights.best_baseline(LINES, "2 bits") == "dropout"
         text = "\n".join(moved_weights.table(LINES))
-        assert "| SAM (rho = 0.2) | 2 × | 5 of 10 | 95.0 ± 0.0 |" in text
+        assert "| SAM | 2 × | 5 of 10 | 95.0 ± 0.0<br>ρ = 0.2 |" in text
 
     def test_differences_are_paired_by_seed(self):
         mean, low, high = moved_weights.gain(LINES, "NVRM-Adam", "2 bits")

@@ -10,7 +10,7 @@ from neuvar.cli import main
 from neuvar.experiments import EXPERIMENTS, Case, compare, judge, matching
 from neuvar.experiments.run_spec import Training, as_dict
 from neuvar.report import figures
-from neuvar.report.text import VERDICTS
+from neuvar.report.documents import VERDICTS
 from tests.test_experiments_results import nvrm_ahead, result
 
 FIVE = 5
@@ -233,7 +233,7 @@ class TestPreliminary:
         assert "numbers only" in report.summary_markdown(claims)
         assert finding.table.rows
         if name == "forgetting":  # drawing is slow
-            written = report.write_claims(claims, tmp_path)
+            written = report.write(claims, tmp_path)
             page = written.page.read_text()
             assert "holds" not in page.partition("<body>")[2]
             assert "better in" not in page

@@ -44,9 +44,9 @@ def take_picture(page: Path) -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))))
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser)
-        view = chromium.new_page(viewport={"width": 1100, "height": 560}, device_scale_factor=1.5)
+        view = chromium.new_page(viewport={"width": 1100, "height": 650}, device_scale_factor=1.5)
         view.goto(page.as_uri())
-        view.locator("#examples").evaluate("part => part.scrollIntoView()")
+        view.locator("#examples").evaluate("part => part.scrollIntoView({behavior: 'instant'})")
         view.wait_for_timeout(500)
         view.screenshot(path=PICTURE)
         chromium.close()

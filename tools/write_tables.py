@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/results.md from the files in results/.
+"""Write the tables of README.md and docs/ from the files in results/.
 
 Run it as ``python tools/write_tables.py``; ``make report`` does. A table NAME goes between
 ``<!-- table NAME -->`` and ``<!-- /table NAME -->``.
@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ DOCUMENTS = tuple(
     for name in (
         "README.md",
         "docs/results.md",
+        "docs/how-sure.md",
         "docs/huggingface.md",
         "docs/what-noise-is-good-for.md",
     )
@@ -51,46 +53,68 @@ def filled(text: str) -> str:
 
 
 def summary() -> list[str]:
-    mnist = {"data": "mnist", "noise_rate": 0.4}
-    forgetting = trials("forgetting", "paper", "mean_accuracy", keep_optimizer=True)
-    wrong = {
-        data: trials("pair-flips", "cpu", "test_accuracy", data=data, noise_rate=0.4)
-        for data in ("mnist", "cifar10")
-    }
-    flat = flatness_by_optimizer()
-    cleaning = lines("cleaning.jsonl")
-    ranking = {
-        way: [
-            line["last"][way]["auroc"]
-            for line in cleaning
-            if way in line["last"]
-            and line["run"].items() >= {**mnist, "label_noise": "pair"}.items()
-        ]
-        for way in ("cleanlab", "ours")
-    }
+    """Plain training, NVRM, and the best other method that costs as much."""
+    import forgetting_methods
+    import forgetting_table
+    import moved_weights
+    import uses
+    import wrong_labels_tables
+
+    moved, strong = lines("moved_weights.jsonl"), "noise of twice the size"
+    noisy = moved_weights.chosen_noise(moved, strong)
+    other = moved_weights.best_baseline(moved, strong)
+    names = {"Adam": "Adam", noisy: noisy, other: other}
+    values = {name: moved_weights.values(moved, name, strong) for name in names}
+
+    arms = wrong_labels_tables.trials(lines("wrong_labels.jsonl"), "mnist-pair-40")
+    equal = [arm for arm in arms if "NVRM" not in arm and uses.cost(arm) <= 1]
+    auto = "NVRM-SGD, b = auto"
+
+    def rivals(value: Callable[[Any], float]) -> list[tuple[str, dict[int, float]]]:
+        found = {arm: wrong_labels_tables.by_seed(arms[arm], value) for arm in (*equal, auto)}
+        best = uses.best({arm: found[arm] for arm in equal})
+        return [("SGD", found["SGD"]), ("b = auto:", found[auto]), best]
+
+    accuracies = rivals(lambda line: line["last"]["test"])
+    precisions = rivals(lambda line: line["finding"]["margin of the mean"]["average_precision"])
+
+    paper = trials("forgetting", "paper", "mean_accuracy", keep_optimizer=True)
+    runs, kept = lines("forgetting.jsonl"), "Adam + MAS"
+    setting_ = forgetting_methods.chosen(forgetting_methods.METHODS[kept], runs)
+    best = [run["mean"] for run in forgetting_table.by_seed(runs, setting_, 5).values()]
     return [
-        "| task | measure | without noise | with NVRM | n |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| task | measure | plain | with NVRM | best other method, same cost | n |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        compared(
+            "Strong noise on the weights: 2 × their root mean square, MNIST", "test accuracy",
+            *((name, values[name]) for name in names), show=percent,
+        ),
+        compared(
+            "40 % wrong labels: MNIST, pair flips", "test accuracy, last epoch",
+            *accuracies, show=percent,
+        ),
+        compared(
+            "Finding these labels in one training", "average precision",
+            *precisions, show=partial(plain, digits=3),
+        ),
         "| Forgetting: five permuted MNIST tasks, paper's settings | mean accuracy of all tasks "
-        f"| Adam {percent(forgetting['adam', 0.0])} "
-        f"| b = 0.03: {percent(forgetting['nvrm-adam', 0.03])} "
-        f"| {count(forgetting['adam', 0.0])} |",
-        "| Wrong labels: MNIST, 40 % pair flips | test accuracy, last epoch "
-        f"| SGD {percent(wrong['mnist']['sgd', 0.0])} "
-        f"| b = 0.07: {percent(wrong['mnist']['nvrm-sgd', 0.07])} "
-        f"| {count(wrong['mnist']['sgd', 0.0])} |",
-        "| Wrong labels: CIFAR-10, 40 % pair flips | test accuracy, last epoch "
-        f"| SGD {percent(wrong['cifar10']['sgd', 0.0])} "
-        f"| b = 0.02: {percent(wrong['cifar10']['nvrm-sgd', 0.02])} "
-        f"| {count(wrong['cifar10']['sgd', 0.0])} |",
-        "| Finding the wrong labels of MNIST, 40 % pair flips | area under the ROC curve "
-        f"| cleanlab, 5 trainings: {plain(ranking['cleanlab'], 3)} "
-        f"| 1 training: {plain(ranking['ours'], 3)} | {count(ranking['ours'])} |",
-        "| Robustness: weight noise of scale 0.1, MNIST excerpt | test accuracy "
-        f"| Adam {percent(flat['Adam']['noisy'])} "
-        f"| b = 0.05: {percent(flat['NVRM-Adam']['noisy'])} "
-        f"| {count(flat['Adam']['noisy'])} |",
-    ]
+        f"| Adam {percent(paper['adam', 0.0])} "
+        f"| b = 0.03: {percent(paper['nvrm-adam', 0.03])} "
+        f"| {kept}, falling learning rate {percent(best)}, n = {len(best)} "
+        f"| {count(paper['adam', 0.0])} |",
+    ]  # fmt: skip
+
+
+def compared(
+    task: str,
+    measure: str,
+    *methods: tuple[str, dict[int, float]],
+    show: Callable[[list[float]], str],
+) -> str:
+    """A row of methods, over the seeds that all of them have."""
+    seeds = sorted(set.intersection(*(set(values) for _, values in methods)))
+    cells = [f"{name} {show([values[seed] for seed in seeds])}" for name, values in methods]
+    return f"| {task} | {measure} | {' | '.join(cells)} | {len(seeds)} |"
 
 
 def trials(experiment: str, scale: str, metric: str, **fields: Any) -> dict[Any, list[float]]:
@@ -237,6 +261,12 @@ def moved_weights() -> list[str]:
     return moved_weights.table(lines("moved_weights.jsonl"))
 
 
+def quantized() -> list[str]:
+    import quantized
+
+    return quantized.table(lines("quantized.jsonl"))
+
+
 def uses() -> list[str]:
     import uses
 
@@ -253,6 +283,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "wrong_label_differences": wrong_label_differences,
     "forgetting": forgetting,
     "moved_weights": moved_weights,
+    "quantized": quantized,
     "uses": uses,
 }
 

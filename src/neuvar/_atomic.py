@@ -44,13 +44,26 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             os.fsync(file.fileno())
 
 
-def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Replace a folder by a new one with these files. After any failure, the old one is there."""
-    path = path.resolve()
+@contextmanager
+def _unfinished_folder(path: Path) -> Iterator[Path]:
+    """A folder beside ``path``. After a failure it is removed, with the parents made for it."""
     missing = [parent for parent in path.parents if not parent.exists()]
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     try:
         unfinished.mkdir(parents=True)
+        yield unfinished
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for parent in missing:  # innermost first
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace a folder by a new one with these files. After any failure, the old one remains."""
+    path = path.resolve()
+    with _unfinished_folder(path) as unfinished:
         for name, content in contents.items():
             with (unfinished / name).open("xb") as file:
                 file.write(content)
@@ -65,9 +78,17 @@ def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
             if old.exists() and not path.exists():
                 old.rename(path)
             shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for parent in missing:  # innermost first
-            with suppress(OSError):
-                parent.rmdir()
-        raise
+
+
+@contextmanager
+def creating_folder(path: Path) -> Iterator[Path]:
+    """A new folder that gets the name ``path`` when the block ends without error.
+
+    ``path`` must not exist or must be an empty folder. A failure leaves it as it was.
+    """
+    path = path.resolve()
+    with _unfinished_folder(path) as unfinished:
+        yield unfinished
+        with suppress(FileNotFoundError):
+            path.rmdir()  # fails unless it is empty
+        unfinished.rename(path)

@@ -54,7 +54,7 @@ class Batches:
         self.device = next((p.device for p in model.parameters()), None)
         self._generators = Generators(self.device, None if self.is_pair else data)
         self._examples: int | None = None
-        # Their version changes whenever they are written to.
+        # The version of a tensor changes whenever it is written to.
         self._tensors = [part for part in data if not part.is_inference()] if self.is_pair else []
         self._versions = [part._version for part in self._tensors]
 
@@ -92,7 +92,7 @@ def length(batches: Any) -> int | None:
 
 
 def check_iterable(name: str, data: Any, accepted: str, *, many_times: bool = True) -> None:
-    """Refuse what is not an iterable of batches, or cannot be iterated many times."""
+    """Refuse data that is not an iterable of batches, or that can be iterated only once."""
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         raise ValueError(f"{name} is a Dataset of single examples; put it into a DataLoader")
     single = isinstance(data, (Tensor, Mapping, str, bytes)) or hasattr(data, "dtype")
@@ -182,7 +182,7 @@ class Generators:
         self.saved = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """The present states, as plain numbers and tensors."""
+        """The current states, as plain numbers and tensors."""
         state: dict[str, Any] = {"torch": torch.get_rng_state()}
         if self.accelerator is not None:
             module = torch.get_device_module(self.accelerator)
@@ -283,6 +283,6 @@ def batch_length(outputs: Any, targets: Any) -> int:
         if isinstance(rows, Tensor) and rows.ndim:
             return len(rows)
     raise ValueError(
-        "neither the targets nor the outputs are a tensor with one row per example, so the batch "
-        "has no weight; pass a feed(model, batch) that returns such a tensor"
+        "neither the targets nor the outputs are a tensor with one row per example, so the number "
+        "of examples is unknown; pass a feed(model, batch) that returns such a tensor"
     )

@@ -1,4 +1,4 @@
-"""Optimizers to compare NVRM with: PSGD, SGLD, SAM, SmoothOut and Anti-PGD."""
+"""Optimizers to compare NVRM with: PSGD, SGLD, SAM, SmoothOut, Anti-PGD, RWP and ARWP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from neuvar.noise import Draw
 from neuvar.optim import NVRMSGD
 from neuvar.optim.forward import Noise, not_compiled
 from neuvar.optim.noisy_parameters import write_noise
+from neuvar.optim.rwp import ARWP, RWP
 from neuvar.optim.wrapper import Wrapper, is_real_step
 
-__all__ = ["PSGD", "SAM", "SGLD", "AntiPGD", "SmoothOut"]
+__all__ = ["ARWP", "PSGD", "RWP", "SAM", "SGLD", "AntiPGD", "SmoothOut"]
 
 
 class PSGD(Wrapper):
@@ -126,9 +127,9 @@ class SAM(Optimizer):
     .. math:: \theta \leftarrow \theta - \eta\,\nabla L(\theta + \rho\,g / \|g\|),
               \qquad g = \nabla L(\theta)
 
-    A training loop takes two gradients a step: after the first it calls :meth:`climb`, after the
-    second, of the same examples, :meth:`step`. A step without a climb is one of the inner
-    optimizer, and so is one whose first gradient is zero or not finite.
+    Each step takes two gradients of the same examples: call :meth:`climb` after the first and
+    :meth:`step` after the second. Without a climb, or if the first gradient is zero or not finite,
+    the step is that of the inner optimizer.
 
     References:
         Foret et al.: Sharpness-Aware Minimization for Efficiently Improving Generalization, 2021.
@@ -149,7 +150,14 @@ class SAM(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, *, rho: float = 0.05) -> None:
-        _check_sam_inner(inner)
+        if not isinstance(inner, Optimizer):
+            raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
+        if isinstance(inner, (SAM, Wrapper)):
+            raise ValueError(
+                f"inner must be an optimizer that leaves weights alone, got {type(inner).__name__}"
+            )
+        if isinstance(inner, torch.optim.LBFGS):
+            raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")
         rho = noise_.scale("rho", rho)
         radii = [noise_.scale("rho", group.get("rho", rho)) for group in inner.param_groups]
         self.inner = inner
@@ -226,14 +234,3 @@ class SAM(Optimizer):
     def _refuse_if_climbed(self) -> None:
         if self._before:
             raise RuntimeError("SAM has climbed; save its state after step() or descend()")
-
-
-def _check_sam_inner(inner: object) -> None:
-    if not isinstance(inner, Optimizer):
-        raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
-    if isinstance(inner, (SAM, Wrapper)):
-        raise ValueError(
-            f"inner must be an optimizer that leaves weights alone, got {type(inner).__name__}"
-        )
-    if isinstance(inner, torch.optim.LBFGS):
-        raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")

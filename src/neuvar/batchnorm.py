@@ -21,8 +21,9 @@ def reestimate_batchnorm(
 ) -> int:
     """Compute the statistics of batch normalization at the clean weights.
 
-    Training gathers them at perturbed weights. Afterwards they are means over ``batches``. All
-    other modules run in evaluation mode. If anything fails, the statistics are not changed.
+    Training gathers them at perturbed weights. This function replaces them by means over
+    ``batches``. All other modules run in evaluation mode. After an error, the old statistics are
+    restored.
 
     Args:
         model: any module; no-op without batch normalization.
@@ -37,7 +38,7 @@ def reestimate_batchnorm(
     >>> reestimate_batchnorm(model, torch.randn(5, 16, 4))
     5
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    norms = norms_with_statistics(model)
     if not norms:
         return 0
     momenta = [norm.momentum for norm in norms]
@@ -65,6 +66,11 @@ def reestimate_batchnorm(
     return seen
 
 
+def norms_with_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """The batch normalization layers of a model that keep running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
 def _feed(model: nn.Module, batch: Any) -> Any:
     """Run the model on a batch."""
     if isinstance(batch, Tensor):
@@ -75,5 +81,5 @@ def _feed(model: nn.Module, batch: Any) -> Any:
         return model(batch[0])
     raise ValueError(
         f"a batch must be a tensor, a tuple or a dict, got {type(batch).__name__}; "
-        "for others give feed(model, batch)"
+        "for others pass feed(model, batch)"
     )

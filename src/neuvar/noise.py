@@ -19,13 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar._validate import one_of
+from neuvar._validate import number, one_of
 
 TABLE_SIZE = 1 << 22
 """Entries of the table of standard draws: 16 MiB of float32 for each family in use."""
 
 BLOCK = 1 << 16
-"""Weights per seeding of the fresh sampler's generator."""
+"""Number of weights that the fresh sampler draws from one seed."""
+
+LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,16 @@ FAMILIES = {
 
 
 def family(noise: str) -> Family:
-    """Look a family of noise up by its name."""
+    """Look up a family of noise by its name."""
     return FAMILIES[one_of("noise", noise, FAMILIES)]
 
 
 def scale(name: str, value: object) -> float:
     """Validate a scale of noise: a finite number >= 0."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        number = math.nan
-    # A value too large for float32 would fail only when the noise is added.
-    if isinstance(value, (bool, str)) or not (0 <= number <= torch.finfo(torch.float32).max):
+    result = number(name, value, low=0)
+    if result > LARGEST_SCALE:  # float32 noise would overflow
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-    return number
+    return result
 
 
 def std_from_b(noise: str, b: float) -> float:
@@ -108,7 +106,7 @@ def std_from_b(noise: str, b: float) -> float:
 def b_from_std(noise: str, std: float) -> float:
     """Variability scale b that gives the noise a chosen standard deviation.
 
-    With it families can be compared at equal strength:
+    Use it to compare families at equal strength:
 
     >>> {name: round(b_from_std(name, 0.03), 4) for name in FAMILIES}
     {'gaussian': 0.03, 'laplace': 0.0212, 'uniform': 0.052}
@@ -185,19 +183,42 @@ Piece = tuple[int, int, Tensor]
 """Flat range [low, high) of a shard and the standard draws for it."""
 
 
-def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterator[Piece]:
+SAMPLERS = ("table", "fresh")
+"""Where standard draws come from."""
+
+
+def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterable[Piece]:
     """Standard draws (b = 1) for a slot, as consecutive pieces of its flattened shard.
 
     The table's pieces are views and the fresh sampler's are at most ``BLOCK`` long, so neither
     needs memory that grows with the parameter, unless a shard is not a contiguous range.
+
+    The table is read from an offset that is new for each draw. All parameters lie one after another
+    along the table, which wraps around, so no two weights share an entry. A model with more weights
+    than the table has entries wraps around again, each lap with its own offset: which weights share
+    an entry then changes with every draw, and because the table's mean is 0 their covariance over
+    draws is 0. A lap has as many different noises as the table has entries.
     """
-    sampler = SAMPLERS[draw.sampler]
-    if slot.span is not None:
-        return sampler(slot, *slot.span, draw, device)
-    return _pieces_of_block(slot, sampler(slot, 0, math.prod(slot.shape), draw, device))
+    low, high = slot.span or (0, math.prod(slot.shape))
+    result: Iterable[Piece]
+    if draw.sampler == "fresh":
+        result = _fresh(slot, low, high, draw, device)
+    else:
+        result, size = [], TABLE_SIZE
+        entries = table(draw.noise, device, size)
+        first = at = slot.start + low
+        end = slot.start + high
+        while at < end:
+            lap, position = divmod(at, size)
+            entry = (position + _hash(draw.seed, draw.number, draw.rank, lap)) % size
+            length = min(end - at, size - position, size - entry)
+            result.append((at - first, at - first + length, entries[entry : entry + length]))
+            at += length
+    return result if slot.span is not None else _pieces_of_block(slot, result)
 
 
-def _pieces_of_block(slot: Slot, whole: Iterator[Piece]) -> Iterator[Piece]:
+def _pieces_of_block(slot: Slot, whole: Iterable[Piece]) -> Iterator[Piece]:
+    """Cut a shard that is not a contiguous range out of the draws of its whole parameter."""
     if math.prod(slot.local_shape):
         z = torch.cat([z for _, _, z in whole]).view(slot.shape)
         where = tuple(slice(o, o + n) for o, n in zip(slot.offset, slot.local_shape, strict=True))
@@ -232,7 +253,7 @@ def add_noise(
         return torch.add(clean, z, alpha=scale, out=out)
     for low, high, z in pieces(term.slot, term.draw, clean.device):
         if high - low == clean.numel():
-            torch.add(clean, z.view(clean.shape), alpha=scale, out=out)
+            torch.add(clean, z.view_as(clean), alpha=scale, out=out)
         else:
             torch.add(clean.view(-1)[low:high], z, alpha=scale, out=out.view(-1)[low:high])
     return out
@@ -248,7 +269,7 @@ def _add_relative(clean: Tensor, term: Term, size: Tensor, scale: float, out: Te
     flat, result = clean.view(-1), out.view(-1)
     width = max(clean.numel() // max(size.numel(), 1), 1)  # how many weights share a size
     for low, high, z in drawn:
-        # Ranges that lie inside of one filter, or consist of whole filters.
+        # Cut the piece into ranges that lie inside one filter, or consist of whole filters.
         whole = min(-(-low // width) * width, high), max(high // width * width, low)
         cuts = sorted({low, *whole, high})
         for a, c in itertools.pairwise(cuts):
@@ -299,8 +320,8 @@ def _fresh(slot: Slot, low: int, high: int, draw: Draw, device: torch.device) ->
     size = math.prod(slot.shape)
     for block in range(low // BLOCK, -(-high // BLOCK)):
         first, last = block * BLOCK, min((block + 1) * BLOCK, size)
-        # The CPU generator keeps the lower 32 bits, so any two blocks of a run repeat each other
-        # with a probability of 2**-32. The next draw seeds both anew.
+        # The CPU generator uses the lower 32 bits only, so two blocks of a draw have the same noise
+        # with a probability of 2**-32. The next draw seeds both again.
         generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.number, block))
         z = torch.empty(last - first, dtype=torch.float32, device=device)
         family(draw.noise).fill_(z, generator)
@@ -320,29 +341,3 @@ def table(noise: str, device: torch.device, size: int) -> Tensor:
     z *= family(noise).std / z.square().mean().sqrt()
     order = np.random.Generator(np.random.PCG64(0)).permutation(size)
     return z[torch.from_numpy(order)].float().to(device)
-
-
-def _from_table(
-    slot: Slot, low: int, high: int, draw: Draw, device: torch.device
-) -> Iterator[Piece]:
-    """Read the table from an offset that is new for each draw.
-
-    All parameters lie one after another along the table, which wraps around, so no two weights
-    share an entry. A model with more weights than the table has entries wraps around again, each
-    lap with its own offset: which weights share an entry then changes with every draw, and because
-    the table's mean is 0 their covariance over draws is 0. A lap has as many different noises as
-    the table has entries.
-    """
-    entries, size = table(draw.noise, device, TABLE_SIZE), TABLE_SIZE
-    first = slot.start + low
-    at, end = first, slot.start + high
-    while at < end:
-        lap, position = divmod(at, size)
-        entry = (position + _hash(draw.seed, draw.number, draw.rank, lap)) % size
-        length = min(end - at, size - position, size - entry)
-        yield at - first, at - first + length, entries[entry : entry + length]
-        at += length
-
-
-SAMPLERS = {"table": _from_table, "fresh": _fresh}
-"""Where standard draws come from."""

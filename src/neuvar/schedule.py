@@ -16,7 +16,7 @@ Rule = Callable[[int], float]
 
 
 class _Rule:
-    """A rule of this module, which is saved in the state dict."""
+    """Base of the rules of this module, whose fields are saved in the state dict."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -76,7 +76,7 @@ class Step(_Rule):
 
 
 class BSchedule:
-    """Scheduler of b, as learning-rate schedulers are of the learning rate.
+    """Schedule b, as torch's schedulers do with the learning rate.
 
     The b of each group is its initial b, stored as ``initial_b``, times the factor of the rule.
     Call :meth:`step` once per batch or once per epoch; it acts from the optimizer's next step on.

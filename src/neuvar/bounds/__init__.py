@@ -1,4 +1,4 @@
-"""PAC-Bayes and mutual-information bounds, as functions of numbers and of models."""
+"""PAC-Bayes and mutual-information bounds: formulas, and certificates for models."""
 
 from neuvar.bounds.certificates import (
     Certificate,

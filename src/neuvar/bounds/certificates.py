@@ -1,4 +1,4 @@
-"""Bounds of a model on its training data."""
+"""Bounds for a model, from its training data."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Certificate:
     Attributes:
         bound: The bound; its ``failure`` covers the data, the draws and the choices.
         form: Name of the bound.
-        b: Scale of the noise, the best of those given.
-        sigma: Standard deviation of the prior, the best of those given.
+        b: Scale of the noise with the lowest bound.
+        sigma: Standard deviation of the prior with the lowest bound.
         clean: Loss at the model's own weights.
         perturbed: Mean loss over the draws of noise.
         upper: Upper bound on the mean loss over all noise.
@@ -125,7 +125,7 @@ def _count_and_distance(model: nn.Module, centre: Weights | None) -> tuple[int, 
 
 @dataclass
 class _Problem:
-    """A model with its options, checked."""
+    """A model, its training data and the options of a bound, validated."""
 
     model: nn.Module
     data: Any
@@ -146,23 +146,23 @@ class _Problem:
         if (self.sigma is None) == (self.weight_decay is None):
             raise ValueError("pass either sigma or weight_decay")
         if self.sigma is not None and self.paper_prior:
-            raise ValueError("paper_prior needs weight_decay: it says how that gives sigma")
+            raise ValueError("paper_prior needs weight_decay, from which it computes sigma")
         self.loss, self.ceiling = _bounded_loss(self.loss, self.clamp)
         self.count, self.distance = _count_and_distance(self.model, self.centre)
 
     def landscape(self, model: nn.Module) -> Landscape:
-        """Landscape of a model whose learned numbers all carry noise."""
+        """Landscape of a model; refuses normalization with statistics of the data."""
         norms = [m for m in model.modules() if isinstance(m, _NormBase)]
         if any(isinstance(norm, _BatchNorm) or norm.track_running_stats for norm in norms):
             raise ValueError(
-                "the model has batch normalization or the like, whose statistics come from the "
-                "data and carry no noise, so no PAC-Bayes bound holds; use another normalization"
+                "the model has batch normalization or a similar layer, whose statistics come from "
+                "the data and have no noise, so no PAC-Bayes bound holds; use another normalization"
             )
         options: DataOptions = {"seed": self.seed, "feed": self.feed, "batch_size": self.batch_size}
         return Landscape(model, self.loss, self.data, stream=BOUNDS, **options)
 
     def sigmas(self, examples: int) -> list[float]:
-        """Standard deviations of the priors, as given or from weight decay."""
+        """Standard deviations of the priors, from sigma or from weight decay."""
         if self.weight_decay is not None:
             return [prior_sigma(self.weight_decay, examples=None if self.paper_prior else examples)]
         assert self.sigma is not None
@@ -258,8 +258,8 @@ def pac_bayes(
             - ``weight_decay=None``: gives σ instead, by :func:`prior_sigma`.
             - ``paper_prior=False``: use the paper's :math:`\sigma^2 = 1/\lambda`.
             - ``centre=None``: see :func:`kl_to_prior`; weights before training are best.
-            - ``loss=zero_one``: a mean over the batch.
-            - ``clamp=None``: for any other loss, the ceiling to which each example's is clamped.
+            - ``loss=zero_one``: a loss that returns the mean over the batch.
+            - ``clamp=None``: for other losses, the ceiling of the loss of each example.
             - ``draws=200``: number of perturbed models to evaluate, all independent.
             - ``seed=0``: of the draws; use another one than for choosing b.
             - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
@@ -309,9 +309,9 @@ def information(
 ) -> Certificate:
     r"""Estimate the mutual-information bound on the expected generalization gap.
 
-    For any prior, :math:`I(\theta + \epsilon; S) \le E_S\,KL(Q_{nv}\|P)`. The KL of one model
-    stands for the expectation here; average over models trained on independent data to do better.
-    The bound is for the mean over training sets, so it certifies no single model. δ is an upper
+    For any prior, :math:`I(\theta + \epsilon; S) \le E_S\,KL(Q_{nv}\|P)`. Here the KL of one
+    model estimates the expectation; a mean over models trained on independent data is better. The
+    bound is for the mean over training sets, so it certifies no single model. δ is an upper
     bound with probability ``confidence``. See :func:`pac_bayes` for the arguments.
 
     >>> model = nn.Linear(2, 2)
@@ -338,7 +338,7 @@ def _one_sigma(sigma: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class ForgettingCertificate:
-    """A bound on the risk at task A of a model that has learned task B since.
+    """A bound on the risk at task A of a model that has then learned task B.
 
     Attributes:
         bound: The bound; its ``failure`` covers the data and the draws.

@@ -1,4 +1,4 @@
-"""Divergences and bounds as functions of numbers.
+"""Formulas of divergences and bounds.
 
 Losses lie in [0, ``ceiling``]; the bounds do not hold for other losses. ``failure`` is the
 probability, over the draw of the training data, that a bound does not hold. "The paper" is Xie et
@@ -8,10 +8,12 @@ al. 2021, Artificial Neural Variability for Deep Learning.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Required, TypedDict, Unpack
 
 from neuvar._validate import integer, number, probability
 from neuvar.measures.estimate import bisect
+from neuvar.measures.landscape import lists_options
 
 
 def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) -> float:
@@ -23,7 +25,7 @@ def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) 
         N\left[\log\frac{\sigma}{b} + \frac{b^2}{2\sigma^2} - \frac12\right]
         + \frac{\|\theta - \theta_0\|^2}{2\sigma^2}
 
-    ``count`` is the number N of weights, ``squared_distance`` theirs from the centre of the prior.
+    ``count`` is the number N of weights, ``squared_distance`` is :math:`\|\theta - \theta_0\|^2`.
 
     >>> gaussian_kl(count=10, squared_distance=2.0, b=1.0, sigma=1.0)
     1.0
@@ -113,25 +115,42 @@ class Bound:
 
     Attributes:
         value: The bound, in units of the loss: ``risk`` plus ``complexity``.
-        vacuous: Whether it is at least ``ceiling``, the highest value of the loss.
         risk: The measured risk.
+        ceiling: Highest value of the loss.
         kl: Divergence of the posterior from the prior, in nats.
         examples: Size m of the training set.
         failure: Probability that the bound does not hold; 0 for a bound in expectation.
     """
 
     value: float
-    vacuous: bool
     risk: float
-    complexity: float
     ceiling: float
     kl: float
     examples: int
     failure: float
 
+    @property
+    def vacuous(self) -> bool:
+        """Whether the bound says nothing: it is at least the ceiling."""
+        return self.value >= self.ceiling
+
+    @property
+    def complexity(self) -> float:
+        """What the bound adds to the measured risk."""
+        return self.value - self.risk
+
     def __str__(self) -> str:
         verdict = "vacuous" if self.vacuous else f"of at most {self.ceiling:g}"
         return f"{self.value:.4g} ({verdict}) = {self.risk:.4g} + {self.complexity:.4g}"
+
+
+class McAllesterOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`mcallester_bound`."""
+
+    examples: Required[int]
+    failure: float
+    choices: int
+    ceiling: float
 
 
 def mcallester_bound(
@@ -168,18 +187,12 @@ def mcallester_bound(
     share = probability("failure", failure) / integer("choices", choices, low=1)
     ceiling, risk = _ceiling_and_risk(ceiling, risk)
     complexity = 4 * ceiling * math.sqrt((kl + math.log(2 * examples / share)) / examples)
-    return _bound(risk + complexity, risk, ceiling, kl, examples, failure)
+    return Bound(risk + complexity, risk, ceiling, kl, examples, failure)
 
 
+@lists_options(McAllesterOptions, mcallester_bound)
 def variability_bound(
-    risk: float,
-    delta: float,
-    kl: float,
-    *,
-    examples: int,
-    failure: float = 0.05,
-    choices: int = 1,
-    ceiling: float = 1.0,
+    risk: float, delta: float, kl: float, **options: Unpack[McAllesterOptions]
 ) -> Bound:
     r"""Theorem 1 of the paper: a bound for a model with (b, δ)-neural variability.
 
@@ -188,14 +201,12 @@ def variability_bound(
     ``risk`` is the loss at the clean weights, ``delta`` the δ at the b of ``kl``; see
     :func:`mcallester_bound` for the others. For real networks the square root is far above 1.
 
-    >>> variability_bound(0.0, 0.01, kl=1e6, examples=60_000)  # doctest: +ELLIPSIS
-    Bound(value=16.34..., vacuous=True, ...)
+    >>> bound = variability_bound(0.0, 0.01, kl=1e6, examples=60_000)
+    >>> round(bound.value, 2), bound.vacuous
+    (16.34, True)
     """
-    lemma = mcallester_bound(
-        risk, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
-    )
-    value = lemma.value + number("delta", delta, low=0)
-    return _bound(value, lemma.risk, lemma.ceiling, lemma.kl, examples, failure)
+    lemma = mcallester_bound(risk, kl, **options)
+    return replace(lemma, value=lemma.value + number("delta", delta, low=0))
 
 
 def seeger_bound(
@@ -225,7 +236,7 @@ def seeger_bound(
     ceiling, risk = _ceiling_and_risk(ceiling, risk)
     divergence = (kl + math.log(2 * math.sqrt(examples) / share)) / examples
     value = ceiling * inverse_kl(risk / ceiling, divergence)
-    return _bound(value, risk, ceiling, kl, examples, failure)
+    return Bound(value, risk, ceiling, kl, examples, failure)
 
 
 def information_bound(
@@ -252,19 +263,13 @@ def information_bound(
     examples = integer("examples", examples, low=1)
     width = number("sub_gaussian", sub_gaussian, above=0)
     value = width * math.sqrt(2 * information / examples) + delta
-    # A gap between losses cannot be larger than their range.
-    return _bound(value, delta, 2 * width, information, examples, 0.0)
+    # A gap between losses is at most their range.
+    return Bound(value, delta, 2 * width, information, examples, 0.0)
 
 
+@lists_options(McAllesterOptions, mcallester_bound)
 def forgetting_bound(
-    risk: float,
-    delta_ab: float,
-    kl: float,
-    *,
-    examples: int,
-    failure: float = 0.05,
-    choices: int = 1,
-    ceiling: float = 1.0,
+    risk: float, delta_ab: float, kl: float, **options: Unpack[McAllesterOptions]
 ) -> Bound:
     r"""Bound on the risk at task A after training on task B, section 2.3 of the paper.
 
@@ -272,17 +277,14 @@ def forgetting_bound(
 
         L_A(Q_B) \le \hat L_A(Q_A) + \delta_{AB} + 4\sqrt{\frac{KL(Q_B\|P) + \ln(2m/\Delta)}{m}}
 
-    ``risk`` is task A's training loss after task A, ``delta_ab`` its rise through task B, ``kl``
-    that of the weights after task B; see :func:`mcallester_bound` for the others.
+    ``risk`` is the training loss of task A after task A, ``delta_ab`` its rise through task B,
+    ``kl`` the divergence after task B; see :func:`mcallester_bound` for the others.
 
     >>> bound = forgetting_bound(0.02, 0.3, kl=100.0, examples=60_000)
     >>> round(bound.risk, 2), bound.vacuous
     (0.32, False)
     """
-    risk += number("delta_ab", delta_ab)
-    return mcallester_bound(
-        risk, kl, examples=examples, failure=failure, choices=choices, ceiling=ceiling
-    )
+    return mcallester_bound(risk + number("delta_ab", delta_ab), kl, **options)
 
 
 def forgetting_information_bound(
@@ -295,18 +297,12 @@ def forgetting_information_bound(
         \sqrt{E_S\left[(L_A(Q_B) - \hat L_A(Q_A) - \delta_{AB})^2\right]} <
         4\sqrt{\frac{I(\theta_B; S) + \ln(2m/\Delta)}{m}}
 
-    Use it only to compare with the paper, which takes the expectation of a bound that holds with
-    probability 1 − Δ: that is not exact. By data processing, :math:`I(\theta_A; S)` may replace
-    :math:`I(\theta_B; S)`.
+    Use it only to compare with the paper: taking the expectation of a bound that holds only with
+    probability 1 − Δ is not rigorous. By the data processing inequality,
+    :math:`I(\theta_A; S)` may replace :math:`I(\theta_B; S)`.
 
     >>> round(forgetting_information_bound(600.0, examples=60_000).value, 3)
     0.405
     """
     information = number("information", information, low=0)
     return mcallester_bound(0.0, information, examples=examples, failure=failure, ceiling=ceiling)
-
-
-def _bound(
-    value: float, risk: float, ceiling: float, kl: float, examples: int, failure: float
-) -> Bound:
-    return Bound(value, value >= ceiling, risk, value - risk, ceiling, kl, examples, failure)

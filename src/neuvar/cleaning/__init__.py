@@ -2,18 +2,24 @@
 
 from typing import Any
 
+from neuvar.cleaning.duplicates import Duplicates, find_duplicates
 from neuvar.cleaning.examples import Examples, read_examples
+from neuvar.cleaning.export import export_cleanlab, export_label_studio
 from neuvar.cleaning.find import find_label_issues, network_for
 from neuvar.cleaning.observer import IndexedDataset, LabelObserver
 from neuvar.cleaning.score import LabelIssues, NoiseRate, Transition, judge_labels
 
 __all__ = [
+    "Duplicates",
     "Examples",
     "IndexedDataset",
     "LabelIssues",
     "LabelObserver",
     "NoiseRate",
     "Transition",
+    "export_cleanlab",
+    "export_label_studio",
+    "find_duplicates",
     "find_label_issues",
     "judge_labels",
     "network_for",

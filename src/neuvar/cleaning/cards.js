@@ -1,17 +1,34 @@
 // The grid of example cards.
-const PORTION = 72; // whole rows of two, three, four and six
-let fitting = [], drawn = 0, here = null;
+const PORTION = 60; // full rows for 2 to 6 cards per row
+const AHEAD = 30; // with so few drawn cards left, the next portion is drawn
+const SLICE = 5; // cards drawn at once
+let fitting = [], drawn = 0, here = null, preparing = null;
 
 function preview(card) {
   const about = `Example ${card.id}`;
   if (data.pictures) return make("img", { src: data.pictures[card.i], alt: about, draggable: "false" });
-  if (data.numbers) {
-    const rows = data.numbers[card.i].map((value, k) => make("tr", {},
-      make("th", { scope: "row" }, isolated(data.columns[k])),
-      data.unusual?.[card.i].includes(k) ? make("td", { class: "unusual", title: "Unusual value" }, value) : make("td", {}, String(value))));
-    return make("table", { "aria-label": about }, make("tbody", {}, ...rows));
-  }
-  return bars(data.bars[card.i], about);
+  return data.numbers ? values(card, about) : bars(data.bars[card.i], about);
+}
+
+/** Cells of a table: text as paragraphs, other values as rows with their names. */
+function values(card, about) {
+  const rows = [], texts = [];
+  data.numbers[card.i].forEach((value, position) => {
+    const k = data.which ? data.which[card.i][position] : position, name = data.columns[k];
+    if (data.texts?.includes(k)) {
+      const heading = data.columns.length > 1 ? [make("span", { class: "name" }, isolated(name))] : [];
+      texts.push(make("p", { class: "text", dir: "auto" }, ...heading, value));
+      return;
+    }
+    const unusual = data.unusual?.[card.i].includes(k);
+    const attributes = unusual ? { class: "unusual", title: "Unusual value" } : {};
+    const mark = unusual ? [make("span", { class: "label" }, " (unusual)")] : [];
+    rows.push(make("tr", {}, make("th", { scope: "row" }, isolated(name)), make("td", attributes, String(value), ...mark)));
+  });
+  const hidden = data.columns.length - data.numbers[card.i].length;
+  const rest = hidden ? [make("p", { class: "rest" }, `and ${count(hidden)} more columns`)] : [];
+  const table = rows.length ? [make("table", { "aria-label": about }, make("tbody", {}, ...rows))] : [];
+  return make("div", { class: "values" }, ...texts, ...table, ...rest);
 }
 
 function bars(values, about) {
@@ -70,8 +87,12 @@ function choose(card, what) {
 
 function extend(least = drawn + PORTION) {
   const end = Math.min(fitting.length, Math.max(least, drawn));
-  get("grid").append(...fitting.slice(drawn, end).map((card) => card.element ?? draw(card)));
-  drawn = end;
+  while (drawn < end) {
+    // The browser lays out only those lists that are on the screen.
+    const portion = fitting.slice(drawn, drawn + PORTION);
+    get("grid").append(make("ul", { class: "portion" }, ...portion.map((card) => card.element ?? draw(card))));
+    drawn += portion.length;
+  }
   get("more").hidden = drawn >= fitting.length;
   get("more").textContent = `Show more (${count(fitting.length - drawn)} left)`;
   const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
@@ -112,38 +133,68 @@ function filterPair(given, suggested) {
   apply();
 }
 
-/** The tab key reaches one card; arrow keys move from there. */
+/** Makes a card current: the tab key reaches only this one, arrow keys move from there. */
 function setCurrent(card, focus = false) {
   if (here?.element) here.element.tabIndex = -1;
   here = card;
   if (!card) return;
   card.element.tabIndex = 0;
-  if (focus) card.element.focus();
+  if (!focus) return;
+  card.element.focus({ preventScroll: true });
+  card.element.scrollIntoView({ block: "nearest", behavior: "instant" }); // smooth scrolling lags behind keys
 }
 
 function step(card, by) {
   const to = fitting.indexOf(card) + by;
   if (to < 0 || to >= fitting.length) return;
-  if (to >= drawn) extend(to + PORTION);
-  setCurrent(fitting[to], true);
+  go(to);
 }
 
-function columns() {
-  const first = fitting[0].element.offsetTop;
-  const next = fitting.slice(0, drawn).findIndex((card) => card.element.offsetTop > first);
-  return next < 0 ? drawn : next;
+function go(to) {
+  if (to >= drawn) extend(to + 1);
+  setCurrent(fitting[to], true);
+  if (to >= drawn - AHEAD && drawn < fitting.length && preparing !== fitting) {
+    preparing = fitting;
+    idle(prepare);
+  }
 }
+// Without a timeout, a busy machine may never call back.
+const idle = (task) => (globalThis.requestIdleCallback ? requestIdleCallback(task, { timeout: 200 }) : setTimeout(task));
+
+/** Draws the next portion a few cards at a time, so that no key has to wait for all of them. */
+function prepare() {
+  if (preparing !== fitting) return; // another filter or order
+  const left = fitting.slice(drawn, drawn + PORTION).filter((card) => !card.element).slice(0, SLICE);
+  left.forEach(draw);
+  if (left.length) idle(prepare);
+  else { preparing = null; extend(); }
+}
+
+/** The next example without a decision, from the current one on and then from the start. */
+function nextOpen() {
+  const from = fitting.indexOf(here), onCard = document.activeElement === here?.element;
+  const order = fitting.map((_, i) => (from + onCard + i) % fitting.length);
+  const to = order.find((i) => !decisions.has(fitting[i].index));
+  if (to !== undefined) go(to);
+}
+
+const columns = () => getComputedStyle(get("grid").firstElementChild).gridTemplateColumns.split(" ").length;
 
 function onKey(event) {
+  if (["SELECT", "INPUT"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
   const element = event.target.closest(".card");
-  if (!element || event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key.toLowerCase() === "n" && fitting.length) {
+    nextOpen();
+    event.preventDefault();
+  }
+  if (!element) return;
   const card = byIndex.get(Number(element.dataset.index)), letter = event.key.toLowerCase();
-  const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() };
+  const moves = { ArrowRight: () => 1, ArrowLeft: () => -1, ArrowDown: columns, ArrowUp: () => -columns() };
   if (letter === "a" || letter === "r") {
     choose(card, letter === "a" ? "accept" : "reject");
     step(card, 1);
   } else if (letter === "u") undo();
-  else if (event.key in moves) step(card, moves[event.key]);
+  else if (event.key in moves) step(card, moves[event.key]());
   else return;
   event.preventDefault();
 }
@@ -151,6 +202,7 @@ function onKey(event) {
 function startGrid() {
   // Also classes without flagged labels: any cell of the map can be chosen.
   for (const id of ["given", "suggested"]) get(id).append(make("option", { value: "" }, "All"), ...names.map((name, k) => make("option", { value: k }, name)));
+  get("grid").classList.toggle("roomy", Boolean(data.numbers));
   get("search-name").textContent = data.id_column === "file" ? "File" : "Index";
   for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", apply);
   get("search").addEventListener("input", apply);
@@ -174,6 +226,6 @@ function startGrid() {
     list.addEventListener(type, (event) => { if (event.target.tagName === "SELECT") fill(event.target); });
   }
   list.addEventListener("focusin", (event) => { if (of(event)) setCurrent(of(event)); });
-  list.addEventListener("keydown", onKey);
+  document.addEventListener("keydown", onKey); // n works from anywhere
   apply();
 }

@@ -14,14 +14,14 @@ FOLDS = 5
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether a model is fitted and used as scikit-learn's classifiers are."""
+    """Whether a model has the interface of a scikit-learn estimator."""
     return hasattr(model, "fit") and hasattr(model, "get_params") and not hasattr(model, "forward")
 
 
 def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, seed: int) -> Array:
-    """Probabilities that copies of an estimator, fitted on four fifths, give the last fifth.
+    """Held-out probabilities: a copy of the estimator, fitted on four folds, predicts the fifth.
 
-    A class with a single example is not seen by the copy that predicts it, and gets 0 there.
+    If a class has a single example, the copy that predicts it has never seen the class: it gets 0.
     """
     try:
         from sklearn.base import clone  # type: ignore[import-untyped]

@@ -1,11 +1,12 @@
 // Decisions of the user, and the files to download.
 const key = () => `neuvar-clean-${data.key}`;
 
+/** Loads the decisions that the browser has stored. */
 function recall() {
-  let kept = {};
-  try { kept = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not valid JSON */ }
-  if (Array.isArray(kept)) kept = {};
-  for (const [index, label] of Object.entries(kept ?? {})) {
+  let stored = {};
+  try { stored = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not valid JSON */ }
+  if (Array.isArray(stored)) stored = {};
+  for (const [index, label] of Object.entries(stored ?? {})) {
     if (byIndex.has(Number(index)) && Number.isInteger(label) && label in names) decisions.set(Number(index), label);
   }
 }
@@ -37,9 +38,10 @@ function tally() {
   const kinds = { accept: 0, reject: 0, other: 0 };
   for (const index of decisions.keys()) kinds[kind(byIndex.get(index))] += 1;
   const words = { accept: "accepted", reject: "rejected", other: "other" };
-  const said = Object.entries(words).filter(([name]) => kinds[name]).map(([name, word]) => ` · ${count(kinds[name])} ${word}`);
-  get("count").replaceChildren(`${count(decisions.size)} of ${count(cards.length)} decided`, make("span", { class: "kinds" }, ...said));
-  get("dock").hidden = !decisions.size && !past.length;
+  const parts = Object.entries(words).filter(([name]) => kinds[name]).map(([name, word]) => ` · ${count(kinds[name])} ${word}`);
+  get("count").replaceChildren(`${count(decisions.size)} of ${count(cards.length)} decided`, make("span", { class: "kinds" }, ...parts));
+  get("progress").max = Math.max(cards.length, 1);
+  get("progress").value = decisions.size;
   get("undo").disabled = !past.length;
   for (const id of ["save-decisions", "dock-save", "forget"]) get(id).disabled = !decisions.size;
 }

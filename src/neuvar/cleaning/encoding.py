@@ -1,4 +1,4 @@
-"""Turn the columns of a table into numbers: gaps, dates, categories and text, by scikit-learn."""
+"""Encode the columns of a table as numbers: missing values, dates, categories and text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from neuvar.cleaning.tables import read_frame, row_place
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
 """Cells that count as empty, in lower case."""
 NUMBERS_WITH_TYPOS = 0.9
-"""A column with at least this share of numbers, but not only numbers, has typing errors."""
+"""From this share of numbers on, a column is numeric, and its other cells are typing errors."""
 MAX_CATEGORIES = 50
-"""Rarer values of a column share one category."""
+"""Categories of a column; its rarer values share the last one."""
 FEW_VALUES = 20
-"""A column with at most so many values, or with five rows for each, has categories."""
-WORDS = 2.5
-"""Cells of text have at least so many words on average."""
-TEXT_NUMBERS = 100
-"""Numbers for each column of text."""
+"""A column with at most this many values, or with five rows per value, has categories."""
+TEXT_WORDS = 2.5
+"""The cells of a column of text have at least this many words on average."""
+TEXT_FEATURES = 300
+"""Features of each column of text."""
 NEEDS_SKLEARN = (
-    'tables with gaps, dates, categories or text need scikit-learn: pip install "neuvar[clean]"'
+    "tables with missing values, dates, categories or text need scikit-learn: "
+    'pip install "neuvar[clean]"'
 )
 
 
@@ -38,8 +39,9 @@ class Features:
         numbers: float32, shape (rows, features).
         columns: columns that were used.
         cells: text of each cell, by column, if any column is not plain numbers; otherwise empty.
-        summary: how the columns were turned into numbers, empty if they are plain numbers.
+        summary: how the columns were encoded; empty if they are plain numbers.
         left_out: columns that were not used, and why.
+        from_text: whether each feature is from a column of text; empty if none is.
     """
 
     numbers: Array
@@ -47,13 +49,14 @@ class Features:
     cells: tuple[tuple[str, ...], ...] = ()
     summary: str = ""
     left_out: tuple[str, ...] = ()
+    from_text: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class _Column:
     name: str
     kind: str  # "number", "date", "category", "text" or "id"
-    values: Array  # float64 with nan for gaps, or text
+    values: Array  # float64 with nan for missing values, or text
     series: Any  # as it was read
 
     @property
@@ -62,7 +65,8 @@ class _Column:
         return tuple(map(_cell, self.series.tolist()))
 
     @property
-    def gaps(self) -> int:
+    def missing(self) -> int:
+        """Number of missing values."""
         return int(np.isnan(self.values).sum()) if self.kind in ("number", "date") else 0
 
 
@@ -71,15 +75,11 @@ def read_features(
 ) -> tuple[Features, list[Any]]:
     """The columns of a table as numbers, and the column of labels.
 
-    All problems of a table are listed at once.
+    An error lists all columns with problems.
     """
     frame, labels = read_frame(path, columns, label)
-    read, problems = [], []
-    for name in columns:
-        column = _read_column(frame[name])
-        problem = _problem(column, frame[name], path)
-        problems += [problem] if problem else []
-        read.append(column)
+    read = [_read_column(frame[name]) for name in columns]
+    problems = list(filter(None, (_problem(column, path) for column in read)))
     if problems:
         if len(problems) > 1:
             listed = "".join(f"\n  {problem}" for problem in problems)
@@ -129,21 +129,22 @@ def _text_kind(texts: Any, n: int) -> str:
     values = texts.nunique()
     if values <= max(FEW_VALUES, n / 5):
         return "category"
-    return "text" if texts.str.split().str.len().mean() >= WORDS else "id"
+    return "text" if texts.str.split().str.len().mean() >= TEXT_WORDS else "id"
 
 
 def _cell(value: Any) -> str:
-    """A cell as text; empty for a gap."""
+    """A cell as text; empty for a missing value."""
     if value is None or value != value:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value).strip()
 
 
-def _problem(column: _Column, series: Any, path: Path) -> str:
-    """What is wrong with a column, or nothing."""
+def _problem(column: _Column, path: Path) -> str:
+    """What is wrong with a column; empty if nothing is."""
+    series = column.series
     if column.kind != "number":
         binary = any("\0" in str(value) for value in series)
-        return f"column {column.name!r} must be text, it has bytes of zero" if binary else ""
+        return f"column {column.name!r} must be text, it has NUL characters" if binary else ""
     bad = np.abs(column.values) > np.finfo(np.float32).max
     if series.dtype.kind not in "biuf":
         nan = np.flatnonzero(np.isnan(column.values))
@@ -169,17 +170,20 @@ def _encode(columns: list[_Column], path: Path) -> Features:
     if not used:
         raise ValueError(f"{path} must have columns whose values repeat, beside the labels")
     names = tuple(column.name for column in used)
-    if all(column.kind == "number" and not column.gaps for column in used):
+    if all(column.kind == "number" and not column.missing for column in used):
         numbers = np.stack([column.values for column in used], 1).astype(np.float32)
         return Features(numbers, names, left_out=left_out)
     parts = [_encode_column(column) for column in used]
     numbers = np.concatenate(parts, 1).astype(np.float32)
     cells = tuple(column.cells for column in used)
-    return Features(numbers, names, cells, _summary(used, parts), left_out)
+    kinds = [column.kind for column, part in zip(used, parts, strict=True) for _ in part[0]]
+    from_text = tuple(kind == "text" for kind in kinds) if "text" in kinds else ()
+    return Features(numbers, names, cells, _summary(used, parts), left_out, from_text)
 
 
 def _encode_column(column: _Column) -> Array:
     try:
+        from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
         from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
             HashingVectorizer,
             TfidfTransformer,
@@ -200,15 +204,9 @@ def _encode_column(column: _Column) -> Array:
         HashingVectorizer(ngram_range=(1, 2), n_features=2**16),
         HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), n_features=2**16),
     )
-    return _reduce(make_pipeline(hashed, TfidfTransformer()).fit_transform(column.values))
-
-
-def _reduce(sparse: Any) -> Array:
-    """The leading components of a sparse matrix, as many as a network can use."""
-    from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
-
-    size = min(TEXT_NUMBERS, sparse.shape[0])
-    return np.asarray(TruncatedSVD(size, random_state=0).fit_transform(sparse))
+    svd = TruncatedSVD(min(TEXT_FEATURES, len(values)), random_state=0)
+    encoder = make_pipeline(hashed, TfidfTransformer(), svd)
+    return np.asarray(encoder.fit_transform(column.values))
 
 
 def _summary(columns: list[_Column], parts: list[Array]) -> str:
@@ -216,22 +214,21 @@ def _summary(columns: list[_Column], parts: list[Array]) -> str:
 
     >>> price = _Column("price", "number", np.array([1.0, np.nan]), None)
     >>> _summary([price], [np.zeros((2, 2))])
-    "1 column of numbers ('price': 1 gap, filled with the median)"
+    "1 column of numbers ('price': 1 missing, filled with the median)"
     """
     names = {"number": "numbers", "date": "dates", "category": "categories", "text": "text"}
-    said = []
+    counts = []
     for kind, word in names.items():
         some = [(c, part) for c, part in zip(columns, parts, strict=True) if c.kind == kind]
         notes = []
         for column, part in some:
-            if column.gaps:
-                gaps = f"{column.gaps} gap{'s' * (column.gaps != 1)}, filled with the median"
-                notes.append(f"{column.name!r}: {gaps}")
+            if column.missing:
+                notes.append(f"{column.name!r}: {column.missing} missing, filled with the median")
             elif kind == "category":
                 notes.append(f"{column.name!r}: {part.shape[1]} values")
             elif kind == "text":
                 notes.append(f"{column.name!r}: n-grams of letters and words")
         if some:
             count = f"{len(some)} column{'s' * (len(some) != 1)} of {word}"
-            said.append(count + (f" ({'; '.join(notes)})" if notes else ""))
-    return ", ".join(said)
+            counts.append(count + (f" ({'; '.join(notes)})" if notes else ""))
+    return ", ".join(counts)

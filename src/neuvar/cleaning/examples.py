@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -25,7 +26,7 @@ NUMBERS = "biuf"
 LARGEST_INTEGER = 2.0**53
 """Above it, every float is an integer."""
 CHUNK = 4096
-"""Images whose transparency is resolved at once."""
+"""Examples that are checked, and RGBA images that are made RGB, at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +71,17 @@ class Examples:
 
 
 class Parts(NamedTuple):
-    """Inputs and labels as found in the data, class names and files if the data have them."""
+    """Inputs and labels before conversion, and class names and files if the data have them."""
 
     inputs: Any
     labels: Any
     names: Sequence[str] | None = None
     files: tuple[str, ...] = ()
-    ready: bool = False  # whether inputs are a tensor for Examples
+    ready: bool = False  # whether inputs are already a tensor that Examples takes
 
 
 class _Pixels(NamedTuple):
-    """Marks the pixels of a picture, which are scaled later, among arrays, which are not."""
+    """Pixels of a PIL image. They are scaled later; plain arrays are not."""
 
     array: Array
 
@@ -165,7 +166,7 @@ def split_data(data: Any, *, size: int | None = None, names: Sequence[str] | Non
 
 def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        return _shrink(item[0], size), item[1]
+        return _to_pixels(item[0], size), item[1]
     if not isinstance(item, Mapping):
         raise ValueError(
             "items of data must be pairs of an input and a label, or dicts with them, "
@@ -180,10 +181,10 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
             f"items of data that are dicts must have a label under one of {', '.join(TARGET_KEYS)} "
             f"and one input, got the keys {', '.join(map(str, item))} at position {position}"
         )
-    return _shrink(inputs[0], size), item[keys[0]]
+    return _to_pixels(inputs[0], size), item[keys[0]]
 
 
-def _shrink(value: Any, size: int | None) -> Any:
+def _to_pixels(value: Any, size: int | None) -> Any:
     return _Pixels(pixels_of(value, size)) if is_picture(value) else value
 
 
@@ -194,7 +195,7 @@ def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
         ready: Tensor = values
         return ready
     if isinstance(values, (list, tuple)):
-        values = [_shrink(value, size) for value in values]
+        values = [_to_pixels(value, size) for value in values]
         pictures = [value.array for value in values if isinstance(value, _Pixels)]
         if pictures and len(pictures) < len(values):
             raise ValueError(
@@ -227,7 +228,7 @@ def read_inputs(values: Any) -> Tensor:
         return inputs.to(torch.int64)
     if inputs.dtype != torch.uint8 or len(shape) not in (3, 4):
         inputs = inputs.to(torch.float32)
-        finite = inputs.isfinite().flatten(1).all(1)
+        finite = torch.cat([part.isfinite().flatten(1).all(1) for part in inputs.split(CHUNK)])
         if not finite.all():
             raise ValueError(
                 f"inputs must be finite in float32, those of {int((~finite).sum())} of "
@@ -276,6 +277,11 @@ def _to_tensor(values: Any) -> Tensor:
         rows = array.ndim == 2 and array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64)
         with np.errstate(over="ignore"):  # inf is refused later
             array = array.astype(np.int64 if rows else np.float32, copy=False)
+    if isinstance(values, np.memmap) and array.flags.c_contiguous and not array.flags.writeable:
+        with warnings.catch_warnings():
+            # The file stays on disk. Nothing here writes to inputs.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(array)
     # torch shares memory with the array, and warns if the array is read-only.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 

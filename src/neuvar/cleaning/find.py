@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,12 +34,13 @@ from neuvar.cleaning.score import (
     LabelIssues,
     check_probabilities,
     compare_with_chance,
-    judge_labels,
+    divide_rows,
+    judge_checked,
 )
 from neuvar.data import Batches, normalization
 from neuvar.models import build, mlp
 from neuvar.optim import NVRMSGD
-from neuvar.train import fit
+from neuvar.train import Checkpoint, fit
 from neuvar.train.evaluation import autocast, device_of
 from neuvar.train.loop import EpochsOfBatches
 from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean
@@ -45,6 +48,8 @@ from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean
 Device = torch.device | str
 
 EVALUATION_BATCH = 500
+HASHED_BYTES = 1 << 24
+"""Bytes that are hashed at once."""
 HIDDEN_UNITS = 1024
 """Units in the two hidden layers of the default fully connected network, as in the paper."""
 LARGEST_FLAT_IMAGE = 32
@@ -67,13 +72,14 @@ def find_label_issues(
     precision: str = "float32",
     names: Sequence[str] | None = None,
     progress: Callable[[float], None] | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
 ) -> LabelIssues:
     """Find wrong labels with one training run.
 
     A network trained with weight noise does not memorize wrong labels. A copy of the model is
     trained on the labels as they are, and the probabilities that each example gets in training are
-    averaged over all epochs: each epoch sees the network at other noise, so the mean is an ensemble
-    at no extra cost. :func:`judge_labels` then scores the labels.
+    averaged over all epochs: each step has new noise, so the mean is an ensemble at no extra cost.
+    :func:`judge_labels` then scores the labels.
 
     Args:
         model: any network with one score for each class; it is not changed. Or predicted
@@ -97,16 +103,19 @@ def find_label_issues(
         device: device to train on.
         precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
         names: name of each class; by default those of the data.
-        progress: called with the finished fraction of the training.
+        progress: called with the finished fraction of the training, first at its start.
+        checkpoint: file to save the training to every minute. If it exists, the training resumes,
+            and the result is the same to the bit as without the interruption. A checkpoint of
+            other data or settings is refused. See :class:`neuvar.train.Checkpoint`.
 
     >>> from neuvar.data import mnist_excerpt
     >>> from neuvar.labels import corrupt
     >>> from neuvar.models import mlp
     >>> train = mnist_excerpt().train
-    >>> given = corrupt("symmetric", train.labels[:1000], 0.2, classes=10, seed=0)
-    >>> data = train.images[:1000], given.noisy
+    >>> noisy = corrupt("symmetric", train.labels[:1000], 0.2, classes=10, seed=0)
+    >>> data = train.images[:1000], noisy.noisy
     >>> issues = find_label_issues(mlp((784, 64, 10), seed=0), data, b=0.03, epochs=5)
-    >>> wrong = given.mask.numpy()
+    >>> wrong = noisy.mask.numpy()
     >>> bool(wrong[issues.ranked[:100]].mean() > 0.9)
     True
     """
@@ -120,14 +129,15 @@ def find_label_issues(
         "seed": seed,
         "device": device,
         "progress": progress,
+        "checkpoint": checkpoint,
     }
     if is_estimator(model):
         unused = training | {"trained": trained, "precision": precision, "seed": 0}
         _refuse_unused(unused, "an estimator")
         parts = split_data(data, names=names)
-        labels, found_names = read_labels(parts.labels, parts.names)
-        p = cross_validate(model, parts.inputs, labels, len(found_names), seed)
-        return _score(p, labels, found_names, parts)
+        labels, names = read_labels(parts.labels, parts.names)
+        p = cross_validate(model, parts.inputs, labels, len(names), seed)
+        return _score(p, labels, names, parts)
     if not isinstance(model, nn.Module):
         _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
         p = check_probabilities(model)
@@ -185,7 +195,7 @@ def _score(
     b: float | None = None,
     history: bool = False,
 ) -> LabelIssues:
-    """Judge labels, and add the original form of the label of each class."""
+    """Judge labels, and add the original label of each class, as ``values``."""
     original = label_array(parts.labels)
     classes, first = np.unique(labels, return_index=True)
     if original.dtype.kind in NUMBERS:
@@ -195,7 +205,7 @@ def _score(
     values[classes] = original[first]
     if all(isinstance(value, str) for value in values):
         values = values.astype(str)
-    issues = judge_labels(p, labels, names=names, history=history)
+    issues = judge_checked(p, labels, names=names, history=history)
     return replace(issues, values=values, files=parts.files, b=b)
 
 
@@ -229,7 +239,7 @@ def prepare(
 
 
 def check_scores(scores: Any, classes: int) -> None:
-    """Refuse scores of two examples that are not one for each class."""
+    """Refuse a model's scores of two examples unless there is one for each class."""
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(
@@ -253,6 +263,7 @@ def train_once(
     precision: str,
     weights: Array | None = None,
     progress: Callable[[float], None] | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
 ) -> Trained:
     """Train a network in place, and average the probabilities that each example gets.
 
@@ -261,15 +272,23 @@ def train_once(
     epochs = integer("epochs", epochs, low=1)
     check_trainable(network)
     network.to(device).train()
-    history = History(len(examples.labels), len(examples.names), torch.device(device))
+    history = History(len(examples), len(examples.names), torch.device(device))
     with Generators(torch.device(device)).seeded(seed):  # for dropout
         optimizer = NVRMSGD(
             network, lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
         )
         batch_size = avoid_single(len(examples), batch_size)
+        batches = make_batches(examples, batch_size, seed=seed, device=device, weights=weights)
+        done = 0.0
+        if checkpoint is not None:
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = Checkpoint(checkpoint)
+            done = min(history.resume(checkpoint, examples, len(batches)) / epochs, 1.0)
+        if progress is not None:
+            progress(done)
         result = fit(
             network,
-            make_batches(examples, batch_size, seed=seed, device=device, weights=weights),
+            batches,
             optimizer,
             epochs=epochs,
             loss=cross_entropy if weights is None else weighted_cross_entropy,
@@ -277,6 +296,7 @@ def train_once(
             precision=precision,
             observe=history,
             progress=progress,
+            checkpoint=checkpoint,
         )
     if not result.finished:
         raise ValueError(f"the training diverged: {result.reason}; try a smaller lr or b")
@@ -298,20 +318,51 @@ class History:
     def __call__(self, batch: tuple[Tensor, ...], scores: Tensor) -> None:
         self._sums[batch[2]] += softmax(scores.float(), 1)
 
+    def resume(self, checkpoint: Checkpoint, examples: Examples, batches: int) -> float:
+        """Continue from a checkpoint, if it has a state, and save the sums with it from now on.
+
+        Returns the number of epochs that are done. :func:`~neuvar.train.fit` compares the settings
+        and the model, but only some of the inputs.
+        """
+        own, done = hash_examples(examples), 0.0
+        if checkpoint.read() and (saved := checkpoint.saved) is not None:
+            sums = checkpoint.outer.get("history")
+            if not isinstance(sums, Tensor) or checkpoint.outer.get("examples") != own:
+                raise ValueError(
+                    f"{checkpoint.path} is the checkpoint of other inputs or labels; remove it or "
+                    "use another path"
+                )
+            self._sums = sums.to(self._sums)
+            done = saved.get("epoch", 0) + saved.get("batch", 0) / batches
+        checkpoint.outer = {"history": self._sums, "examples": own}
+        return done
+
     def mean(self) -> Array:
-        """Probabilities, with rows that sum to 1."""
+        """Mean probabilities, with rows that sum to 1; computed in place of the sums."""
         sums = self._sums.cpu()
-        return (sums / sums.sum(1, keepdim=True)).numpy()
+        return divide_rows(sums.numpy(), sums.sum(1).numpy())
+
+
+def hash_examples(examples: Examples) -> str:
+    """Hash of all inputs, labels and class names."""
+    inputs, names = examples.inputs, examples.names
+    hasher = hashlib.blake2b(f"{tuple(inputs.shape)} {inputs.dtype} {names}".encode())
+    hasher.update(examples.labels.tobytes())
+    rows = max(1, HASHED_BYTES // (inputs[0].numel() * inputs.element_size()))
+    for part in inputs.split(rows):
+        hasher.update(part.contiguous().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def predict(network: nn.Module, examples: Examples, *, precision: str = "float32") -> Array:
     """Probabilities of a network in evaluation mode."""
-    device, parts = device_of(network), []
+    device = device_of(network)
+    p = torch.empty(len(examples), len(examples.names))
     batches = make_batches(examples, EVALUATION_BATCH, shuffle=False, device=device)
     with torch.no_grad(), eval_mode(network), autocast(device, precision):
-        for inputs, *_ in batches.epoch(0):
-            parts.append(softmax(network(inputs).cpu().double(), 1))
-    return torch.cat(parts).numpy()
+        for part, (inputs, *_) in zip(p.split(EVALUATION_BATCH), batches.epoch(0), strict=True):
+            part.copy_(softmax(network(inputs).double(), 1))
+    return check_probabilities(p)
 
 
 def make_batches(
@@ -323,7 +374,10 @@ def make_batches(
     shuffle: bool = True,
     weights: Array | None = None,
 ) -> EpochsOfBatches:
-    """Batches of inputs, labels (with weights, see above) and indices; images are normalized."""
+    """Batches of inputs, labels and indices; images are normalized.
+
+    With weights, the labels are the targets of :func:`weighted_cross_entropy`.
+    """
     inputs, labels = examples.inputs, torch.as_tensor(examples.labels)
     if weights is not None:
         labels = torch.from_numpy(np.stack([labels, weights / weights.mean()], 1)).float()

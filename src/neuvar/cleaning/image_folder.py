@@ -1,4 +1,4 @@
-"""Read image folders, and bring pictures of any size and mode to uint8 squares."""
+"""Read image folders, and convert pictures of any size and mode to uint8 squares."""
 
 from __future__ import annotations
 
@@ -55,13 +55,14 @@ def read_folder(
             f"{len(names)} folders and no image in them"
         )
     images = read_images(folder, files, size, skipped)
-    files = [file for file in files if file not in set(skipped or ())]
+    unreadable = set(skipped or ())
+    files = [file for file in files if file not in unreadable]
     classes = [file.split("/")[0] for file in files]
     return images, classes, names, tuple(files)
 
 
 def files_in(folder: Path) -> dict[str, list[str]]:
-    """Sorted files of each class, as paths within the folder; under "" those outside of classes.
+    """Sorted files of each class, as paths within the folder; the key "" has files of no class.
 
     Hidden files are skipped. A class may be a symbolic link to a folder; links within a class are
     not followed.
@@ -70,12 +71,12 @@ def files_in(folder: Path) -> dict[str, list[str]]:
         here = folder.resolve(strict=True)
         with os.scandir(folder) as entries:
             is_dir = {entry.name: entry.is_dir() for entry in entries if not _is_hidden(entry.name)}
-        found = {"": sorted(name for name in is_dir if not is_dir[name])}
+        by_class = {"": sorted(name for name in is_dir if not is_dir[name])}
         for name in sorted(name for name in is_dir if is_dir[name]):
             # A link to the folder itself, or to one above it, would contain all classes again.
             if (folder / name).resolve() not in (here, *here.parents):
-                found[name] = sorted(_walk(folder, name))
-        return found
+                by_class[name] = sorted(_walk(folder, name))
+        return by_class
     except OSError as error:
         where = error.filename if error.filename is not None else folder
         raise ValueError(f"{where} cannot be read: {error.strerror or error}") from None
@@ -214,18 +215,18 @@ def _scale(picture: Image, side: int) -> Image:
 def squares(pictures: list[Array], size: int | None) -> Tensor:
     """Pictures centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
 
-    Without a size, the side is that of the longer sides if all are equal, otherwise ``SIZE``. The
-    list is emptied.
+    Without a size, the side is the longer side of the pictures if all have the same one, otherwise
+    ``SIZE``. The list is emptied.
 
-    Pictures of more than 8 bits share one range. A 16-bit file may hold 10 or 12 bits and does not
-    say so: white has the smallest even number of bits, at least 8, that holds the brightest pixel.
-    Black is 0, or the lowest negative value.
+    Pictures of more than 8 bits share one range. A 16-bit file may hold 10 or 12 bits without
+    saying so. White is therefore the largest value of the smallest even number of bits, at least 8,
+    that the brightest pixel needs. Black is 0, or the lowest negative value.
     """
     from PIL import Image
 
-    wide = [picture for picture in pictures if picture.dtype != np.uint8]
-    black = min([0.0, *(float(picture.min()) for picture in wide)])
-    highest = int(max([0.0, *(float(picture.max()) for picture in wide)]) - black)
+    deep = [picture for picture in pictures if picture.dtype != np.uint8]
+    black = min([0.0, *(float(picture.min()) for picture in deep)])
+    highest = int(max([0.0, *(float(picture.max()) for picture in deep)]) - black)
     white = black + 2 ** max(8, -(-highest.bit_length() // 2) * 2) - 1
     longer = {max(picture.shape[:2]) for picture in pictures}
     side = size or (longer.pop() if len(longer) == 1 else SIZE)

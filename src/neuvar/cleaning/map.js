@@ -4,19 +4,19 @@ let view = "pairs", picked = [];
 
 /** The classes of the most frequent pairs, at most FEW. */
 function mostConfused() {
-  const found = new Set();
+  const classes = new Set();
   for (const [i, j] of [...data.pairs].sort((a, b) => b[2] - a[2])) {
-    if (found.size + !found.has(i) + !found.has(j) <= FEW) found.add(i).add(j);
+    if (classes.size + !classes.has(i) + !classes.has(j) <= FEW) classes.add(i).add(j);
   }
-  for (let k = 0; k < names.length && found.size < FEW; k += 1) found.add(k);
-  return [...found].sort((a, b) => a - b);
+  for (let k = 0; k < names.length && classes.size < FEW; k += 1) classes.add(k);
+  return [...classes].sort((a, b) => a - b);
 }
 
 /** Elements of the current view: row, column, colour from 0 to 1, text. */
 function elements() {
   if (view === "pairs") {
-    const most = Math.max(1, ...data.pairs.map(([, , found]) => found));
-    return data.pairs.map(([i, j, found]) => [i, j, Math.sqrt(found / most), count(found)]);
+    const most = Math.max(1, ...data.pairs.map(([, , flagged]) => flagged));
+    return data.pairs.map(([i, j, flagged]) => [i, j, Math.sqrt(flagged / most), count(flagged)]);
   }
   const most = Math.max(0.01, ...data.transition.filter(([i, j]) => i !== j).map(([, , share]) => share));
   return data.transition.map(([i, j, share]) => [i, j, i === j ? 0 : Math.sqrt(share / most), (100 * share).toFixed(share < 0.1 ? 1 : 0)]);
@@ -24,12 +24,12 @@ function elements() {
 
 function describe(row, column) {
   if (view === "pairs") {
-    const found = data.pairs.find(([i, j]) => i === row && j === column)?.[2] ?? 0;
-    return [isolated(names[row]), " given, ", isolated(names[column]), ` suggested: ${count(found)} flagged`];
+    const flagged = data.pairs.find(([i, j]) => i === row && j === column)?.[2] ?? 0;
+    return [isolated(names[row]), " given, ", isolated(names[column]), ` suggested: ${count(flagged)} flagged`];
   }
-  const found = data.transition.find(([i, j]) => i === row && j === column);
+  const element = data.transition.find(([i, j]) => i === row && j === column);
   const empty = !data.transition.some(([i]) => i === row);
-  const share = empty ? "unknown" : found ? `${percent(found[2])}, interval ${percent(found[3])} – ${percent(found[4])}` : `< ${percent(data.least)}`;
+  const share = empty ? "unknown" : element ? `${percent(element[2])}, interval ${percent(element[3])} – ${percent(element[4])}` : `< ${percent(data.least)}`;
   return [isolated(names[row]), row === column ? " keeps its label: " : " gets the label ", ...(row === column ? [] : [isolated(names[column]), ": "]), share];
 }
 
@@ -83,11 +83,11 @@ function mark() {
 function frequent() {
   const most = [...data.pairs].sort((a, b) => b[2] - a[2]).slice(0, 8);
   get("pairs").hidden = !most.length;
-  get("pairs").querySelector("ol").append(...most.map(([i, j, found]) => {
+  get("pairs").querySelector("ol").append(...most.map(([i, j, flagged]) => {
     const button = make("button", { type: "button", value: `${i} ${j}` },
       make("span", { class: "turn" }, isolated(names[i], { class: "from" }), arrow(), isolated(names[j], { class: "to" })),
-      make("span", { class: "times" }, count(found)));
-    button.style.setProperty("--share", (found / most[0][2]).toFixed(3));
+      make("span", { class: "times" }, count(flagged)));
+    button.style.setProperty("--share", (flagged / most[0][2]).toFixed(3));
     button.addEventListener("click", () => filterPair(i, j));
     return make("li", {}, button);
   }));
@@ -123,12 +123,12 @@ function startMap() {
       drawMap();
     });
   }
-  const tell = (event) => {
+  const showReadout = (event) => {
     const element = event.target.closest("[data-row]");
     if (element) get("readout").replaceChildren(...describe(Number(element.dataset.row), Number(element.dataset.column)));
   };
-  field.addEventListener("pointerover", tell);
-  field.addEventListener("focusin", tell);
+  field.addEventListener("pointerover", showReadout);
+  field.addEventListener("focusin", showReadout);
   field.addEventListener("keydown", moveInMap);
   field.addEventListener("click", (event) => { const element = event.target.closest("[data-row]"); if (element) filterPair(...pairOf(element)); });
   frequent();

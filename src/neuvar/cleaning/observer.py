@@ -18,16 +18,16 @@ from torch.utils.data import Dataset
 
 from neuvar._atomic import replacing
 from neuvar._validate import integer
-from neuvar.cleaning.score import Array, LabelIssues, judge_labels
+from neuvar.cleaning.score import Array, LabelIssues, divide_rows, judge_checked
 
 UNKNOWN = -1
 """Label of an example that was never seen."""
 PROBLEMS = ("indices", "labels", "changed")
-"""What can be wrong with the values of a batch."""
+"""Kinds of invalid values in batches, each with a counter."""
 
 
 class LabelObserver:
-    r"""Find wrong labels with the training that you have: any loop, model and optimizer.
+    r"""Find wrong labels in a training of your own, with any loop, model and optimizer.
 
     Call :meth:`update` with the logits of each training batch. The observer adds up the
     probabilities of each example over training. :meth:`label_issues` judges the labels by their
@@ -125,7 +125,7 @@ class LabelObserver:
         self._sums.index_add_(0, i, p)
 
     def _prepare(self, device: torch.device) -> None:
-        """Make the sums where they stay, or move loaded ones there."""
+        """Allocate the sums on their device, or move loaded sums there."""
         if self._device is None:
             self._device = device
         if self._sums.numel() and self._sums.device == self._device:
@@ -158,7 +158,7 @@ class LabelObserver:
                 )
         known = self._labels.numpy()
         if (known[indices] == labels).all():
-            return  # as after the first epoch
+            return  # always so after the first epoch
         new = known[indices] == UNKNOWN
         known[indices[new]] = labels[new]
         changed = known[indices] != labels
@@ -195,8 +195,10 @@ class LabelObserver:
         seen = np.flatnonzero(total.numpy() > 0)
         if not len(seen):
             raise ValueError("the observer has seen no example; call update() in each step")
-        p = (sums[seen] / total[seen, None]).numpy()
-        return judge_labels(p, labels[seen], names=self.names, history=True), seen
+        if len(seen) < len(labels):
+            sums, total, labels = sums[seen], total[seen], labels[seen]
+        p = divide_rows(sums.numpy(), total.numpy())  # sums are a copy
+        return judge_checked(p, labels, names=self.names, history=True), seen
 
     def _same_labels(self, own: Array, labels: Any) -> Array:
         """The given labels, if those that were seen agree with them."""
@@ -260,12 +262,11 @@ class LabelObserver:
                 f"sums of shape {shapes[0]} and labels of shape {shapes[1]}"
             )
         first = not is_distributed() or dist.get_rank() == 0
-        self._sums = sums.float().clone() if first else torch.zeros(shapes[0])
-        self._labels = labels.to(torch.int64, copy=True)
+        self._sums = sums.to("cpu", torch.float32, copy=True) if first else torch.zeros(shapes[0])
+        self._labels = labels.to("cpu", torch.int64, copy=True)
         self._problems = torch.zeros(len(PROBLEMS), dtype=torch.int64)
         if self._device is not None:
-            self._sums, self._labels = self._sums.to(self._device), self._labels.to(self._device)
-            self._problems = self._problems.to(self._device)
+            self._prepare(self._device)
         self.names = self.names or (None if names is None else tuple(names))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -292,7 +293,7 @@ class LabelObserver:
 
 
 class IndexedDataset(Dataset[Any]):
-    """A dataset that gives the index of each example, too, for :class:`LabelObserver`.
+    """A dataset that also returns the index of each example, for :class:`LabelObserver`.
 
     A tuple gets the index as its last element, a dict under "index".
 
@@ -322,7 +323,7 @@ class IndexedDataset(Dataset[Any]):
 
 
 def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:
-    """Issues of all examples from those of the seen ones."""
+    """Issues of all examples, from those of the seen examples."""
     n, classes = len(labels), len(issues.names)
     p = np.full((n, classes), 1 / classes, dtype=issues.probabilities.dtype)
     quality, flagged, suggested = np.full(n, 0.5), np.zeros(n, dtype=bool), labels.copy()

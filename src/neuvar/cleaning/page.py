@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from neuvar.cleaning.encoding import TEXT_WORDS
 from neuvar.cleaning.examples import has_channels_last
 from neuvar.cleaning.score import Array
 from neuvar.pages import head, printable
@@ -28,12 +29,14 @@ SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
     "network": "A network trained with noise on its weights does not memorize wrong labels. These "
     "are the labels it disagrees with. It can be wrong: review each label and decide.",
+    "linear": "Each label was predicted by a linear model that had not seen it. These are the "
+    "labels it disagrees with. It can be wrong: review each label and decide.",
     "observed": "These are the labels that your network disagreed with while it was trained. It "
     "can be wrong: review each label and decide.",
     "": "These are the labels that the given probabilities disagree with. They can be wrong: "
     "review each label and decide.",
 }
-"""First sentences of the page, by the setting that says where the probabilities are from."""
+"""Introduction of the page, by the setting that tells where the probabilities come from."""
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
@@ -41,6 +44,7 @@ MIN_PICTURES = 2_000_000
 MIN_SHARE = 0.0005
 """Smaller elements of the transition matrix are left out."""
 MAX_ELEMENTS = 22_500
+"""With more elements than this, the smallest are left out."""
 MAX_SIDE = 96
 """Largest side of a picture, in pixels."""
 MIN_SIDE = 12
@@ -49,9 +53,15 @@ MAX_NUMBERS = 8
 """More features than this are shown as bars."""
 MAX_BARS = 64
 MAX_CELLS = 12
-"""Columns of a table that are shown, if not all are numbers."""
-MAX_TEXT = 300
+"""Columns of a table that are shown for an example."""
+MAX_VALUE = 300
 """Characters of a cell that are shown."""
+MAX_TEXT = 1000
+"""Characters of a text that are shown."""
+PICTURE = 9_000
+"""With many examples, pictures may take this many characters each."""
+MAX_PICTURES = 16_000_000
+"""Largest number of characters that all of them may then take."""
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
@@ -125,7 +135,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
         # Without them the page cannot offer the changed labels.
         "labels": labels if len(embed(labels)) <= MAX_DATA - MIN_PICTURES else None,
     }
-    room = max(MAX_DATA - len(embed(data)), MIN_PICTURES)
+    room = max(MAX_DATA - len(embed(data)), MIN_PICTURES, min(PICTURE * len(shown), MAX_PICTURES))
     return data | _inputs(cleaning, shown, room)
 
 
@@ -133,30 +143,76 @@ def _inputs(cleaning: Cleaning, shown: Array, room: int) -> dict[str, Any]:
     inputs = cleaning.source.examples.inputs
     if is_images(inputs):
         return {"pictures": pictures(inputs, shown, room=room)}
-    if cleaning.source.cells:
-        return _cells(cleaning.source, shown)
-    width = inputs[0].numel()
-    if width > MAX_NUMBERS:
+    source, width = cleaning.source, inputs[0].numel()
+    if source.cells:
+        return _cells(source, shown)
+    if width > MAX_NUMBERS and len(source.columns) != width:
         return {"bars": bars(inputs, shown)}
-    columns = cleaning.source.columns or tuple(f"feature {i}" for i in range(width))
-    rows = inputs[np.asarray(shown)].flatten(1).tolist()
-    numbers = [[float(f"{value:.4g}") for value in row] for row in rows]
-    return {"columns": list(columns), "numbers": numbers}
+    columns = source.columns or tuple(f"feature {i}" for i in range(width))
+    features: Any = inputs.flatten(1).double().cpu().numpy()
+    rows = [[_short(value) for value in row] for row in features[shown].tolist()]
+    unusual = np.abs(features[shown] - features.mean(0)) > 3 * features.std(0)
+    return _table(columns, rows, unusual)
+
+
+def _short(value: float) -> float:
+    """Integers, such as years, as they are; other numbers to four digits."""
+    whole = value.is_integer() and abs(value) < 10**7
+    return value if whole else float(f"{value:.4g}")
 
 
 def _cells(source: Source, shown: Array) -> dict[str, Any]:
-    """Names and cells of the first columns of a table, and which cells are unusual."""
-    columns = list(zip(source.columns, source.cells, strict=True))[:MAX_CELLS]
-    unusual = [unusual_cells(cells) for _, cells in columns]
+    """The cells of a table with text."""
+    texts = {k for k, cells in enumerate(source.cells) if is_text(cells)}
+    unusual = np.stack([unusual_cells(cells)[shown] for cells in source.cells], 1)
+
+    def cell(text: str, limit: int) -> str:
+        return printable(text if len(text) <= limit else f"{text[:limit]}…")
+
+    limits = [MAX_TEXT if k in texts else MAX_VALUE for k in range(len(source.cells))]
+    rows = [
+        [cell(cells[i], limit) for cells, limit in zip(source.cells, limits, strict=True)]
+        for i in shown
+    ]
+    return _table(source.columns, rows, unusual, sorted(texts))
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], unusual: Array, texts: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Column names and values of examples, which values are unusual, and which columns are text.
+
+    With more than ``MAX_CELLS`` columns, each example shows its texts, its unusual values, and then
+    columns from the left.
+    """
+    marked = [np.flatnonzero(mask).tolist() for mask in unusual]
+    some = [_some_columns(len(columns), [*texts, *marks]) for marks in marked]
     return {
-        "columns": [name for name, _ in columns],
-        "numbers": [[printable(cells[i][:MAX_TEXT]) for _, cells in columns] for i in shown],
-        "unusual": [[k for k, mask in enumerate(unusual) if mask[i]] for i in shown],
+        "columns": [printable(name) for name in columns],
+        "numbers": [[row[k] for k in which] for row, which in zip(rows, some, strict=True)],
+        "unusual": marked,
+        "texts": list(texts),
+        "which": some if len(columns) > MAX_CELLS else None,
     }
 
 
+def _some_columns(count: int, first: Sequence[int]) -> list[int]:
+    """Indices of the columns that are shown: those in ``first``, then others from the left."""
+    return sorted(list(dict.fromkeys([*first, *range(count)]))[:MAX_CELLS])
+
+
+def is_text(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column are sentences, by their words.
+
+    >>> is_text(["a film to forget", ""]), is_text(["New York", "Rome"])
+    (True, False)
+    """
+    known = [cell for cell in cells if cell]
+    return sum(len(cell.split()) for cell in known) >= TEXT_WORDS * max(len(known), 1)
+
+
 def unusual_cells(cells: Sequence[str]) -> Array:
-    """Numbers more than three deviations from the mean, and values of less than one row in 100.
+    """Mark numbers over 3 standard deviations from the mean, and values of under 1 row in 100.
 
     >>> unusual_cells(["red"] * 150 + ["pink"])[-2:].tolist()
     [False, True]
@@ -173,8 +229,8 @@ def unusual_cells(cells: Sequence[str]) -> Array:
         return np.array([bool(cell) and counts[cell] < len(cells) / 100 for cell in cells])
     if not known:
         return np.zeros(len(cells), dtype=bool)
-    far: Array = np.abs(numbers - np.nanmean(numbers)) > 3 * np.nanstd(numbers)
-    return far
+    unusual: Array = np.abs(numbers - np.nanmean(numbers)) > 3 * np.nanstd(numbers)
+    return unusual
 
 
 def is_images(inputs: Tensor) -> bool:

@@ -13,6 +13,7 @@ in docs/cleaning.md, and are the same for all data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,30 +21,30 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 10_000
-"""Examples processed at once, so that large arrays of probabilities are not copied whole."""
+CHUNK, CHUNK_NUMBERS = 10_000, 250_000
+"""Largest number of examples, and of probabilities, processed at once: copies stay small."""
 SMOOTHING = 0.01
 """Share of uniform probabilities that is mixed in: no class is impossible."""
 CONFIDENT = 0.2
 """Share of the predictions of each class, the most confident ones, from which T is counted."""
 SHARPNESS = 1.3
-"""The belief in the true class is this much sharper than the predicted distribution of labels."""
+"""Exponent of the belief in the true class, relative to the predicted distribution of labels."""
 HISTORY_SHARPNESS = 3.0
-"""The same for a mean over training, which early epochs make flat."""
+"""The same for a mean over training, which is flat because it includes early epochs."""
 HARD = 1.2
 """ε, if confident predictions never contradict a label."""
 CLASS_WEIGHT = 0.35
-"""How much the typical confidence in the labels of a class counts."""
+"""Weight of the mean confidence in the labels of a class."""
 FLIP_SHARE = 0.25
 """Below this share of flips, the ranking moves to the square roots of the probabilities."""
 MISFIT = 0.05
-"""Probability that predictions mislead, however sure they are.
+"""Smallest probability that a prediction misleads, however confident it is.
 
-They mislead the more, the more labels are contradicted with little confidence: then the network is
-weak. A history counts as weak only if it hardly contradicts any label with confidence.
+It is higher for a weak network, which contradicts many labels with little confidence. A mean over
+training counts as weak only if it contradicts almost no label with high confidence.
 """
 SURE = 0.9
-"""Labels that are wrong with this probability count for the lower end of the noise rate."""
+"""Labels that are wrong with at least this probability give the lower end of the noise rate."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
 """Largest number of examples, and of probabilities, from which the temperature is estimated."""
 
@@ -79,8 +80,8 @@ class Posterior:
         other: most probable true class other than the given one.
         other_probability: its probability.
         quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
-        certain: share of labels that are wrong even if all that the predictions leave open is the
-            network's own ignorance; a lower bound of the noise rate.
+        certain: share of labels that are wrong even if every unclear example is due to the network;
+            a lower bound of the noise rate.
     """
 
     wrong: Array
@@ -91,11 +92,18 @@ class Posterior:
     certain: float
 
 
+def chunks(p: Array) -> Iterator[slice]:
+    """Slices of the rows of an array of probabilities, small enough to be copied."""
+    n, classes = p.shape
+    size = min(CHUNK, max(1, CHUNK_NUMBERS // classes))
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
 def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     """Estimate how labels become wrong."""
     n, classes = p.shape
-    predicted, confidence = p.argmax(1), p.max(1).astype(np.float64)
-    confident = _most_confident(predicted, confidence, classes)
+    predicted = p.argmax(1)
+    confident = _most_confident(predicted, p.max(1), classes)
     pairs = predicted[confident] * classes + y[confident]
     counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes) + 1 / classes
     contradicted = predicted != y
@@ -112,9 +120,9 @@ def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
     """Indices of the most confident predictions of each class, at least one of each."""
     order = np.lexsort((-confidence, predicted))
     counts = np.bincount(predicted, minlength=classes)
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    chosen: Array = order[rank < np.maximum(1, np.ceil(CONFIDENT * counts[predicted[order]]))]
-    return chosen
+    starts = np.cumsum(counts) - counts
+    stops = starts + np.ceil(CONFIDENT * counts).astype(np.int64)
+    return np.concatenate([order[a:b] for a, b in zip(starts, stops, strict=True)])
 
 
 def _fit_exponent(p: Array, y: Array, transition: Array) -> float:
@@ -173,8 +181,7 @@ def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -
     trust = 1 - MISFIT - unexplained * model.contradicted
     own, own_soft, log_odds, doubt, other_probability = (np.empty(n) for _ in range(5))
     other, certain = np.empty(n, dtype=np.int64), 0
-    for start in range(0, n, CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in chunks(p):
         logs, given = _smooth_log(p[part]), y[part]
         rows, flips = np.arange(len(given)), model.transition.T[given]
         own[part] = _power(logs, power)[rows, given]
@@ -186,18 +193,18 @@ def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -
         log_odds[part], other[part], other_probability[part] = _against(belief, given)
         by_flips, *_ = _against(_power(logs, model.exponent) * flips, given)
         certain += int((trust * _sigmoid(by_flips) > SURE * (1 - MISFIT)).sum())
-    shift = CLASS_WEIGHT * _typical_log_odds(own, y, classes)
-    soft = np.log1p(-own_soft) - np.log(own_soft) + _typical_log_odds(own_soft, y, classes)
+    shifts = CLASS_WEIGHT * _typical_log_odds(own, y, classes)
+    soft_shifts = _typical_log_odds(own_soft, y, classes)
     weight = min(1.0, model.flip_share / FLIP_SHARE) ** 2
-    wrong = _sigmoid(log_odds + shift)
-    return Posterior(
-        wrong=trust * wrong,
-        flagged=(1 - MISFIT) * wrong > 0.5,
-        other=other,
-        other_probability=trust * other_probability,
-        quality=_sigmoid(-weight * (doubt + shift) - (1 - weight) * soft),
-        certain=certain / n,
-    )
+    flagged, wrong, quality = np.empty(n, dtype=bool), log_odds, doubt  # reuses their memory
+    for part in chunks(p):
+        shift, soft_own = shifts[y[part]], own_soft[part]
+        soft = np.log1p(-soft_own) - np.log(soft_own) + soft_shifts[y[part]]
+        quality[part] = _sigmoid(-weight * (doubt[part] + shift) - (1 - weight) * soft)
+        chance = _sigmoid(log_odds[part] + shift)
+        flagged[part], wrong[part] = (1 - MISFIT) * chance > 0.5, trust * chance
+    other_probability *= trust
+    return Posterior(wrong, flagged, other, other_probability, quality, certain / n)
 
 
 def _against(belief: Array, given: Array) -> tuple[Array, Array, Array]:
@@ -216,8 +223,8 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _typical_log_odds(own: Array, y: Array, classes: int) -> Array:
-    """Log odds of the mean probability that the labels of each class get, by example."""
+    """Log odds of the mean probability that the labels of each class get."""
     counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
     mean = (sums / np.maximum(counts, 1)).clip(0.01, 0.99)
-    typical: Array = np.log(mean / (1 - mean))[y]
+    typical: Array = np.log(mean / (1 - mean))
     return typical

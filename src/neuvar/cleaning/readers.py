@@ -37,12 +37,12 @@ LABEL = "label"
 LABEL_COLUMNS = (LABEL, "labels", "class", "target", "category", "y")
 """Names of the column of labels unless --labels is given, in this order, in any case."""
 OBSERVED = "observed"
-"""Kind of a source that is the file of an observer, without inputs."""
+"""Kind of a source that is only an observer's file, without inputs."""
 DATA_KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?")
 _INT64_DIGITS = 18
-"""Length of integers that int64 holds in any case."""
+"""int64 holds every integer of at most this length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +56,9 @@ class Source:
     columns: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # columns or files that were not read, and why
     cells: tuple[tuple[str, ...], ...] = ()  # text of each cell, by column, if not plain numbers
-    notes: tuple[str, ...] = ()  # what was guessed or encoded, to be said
+    notes: tuple[str, ...] = ()  # what was guessed or encoded, for the user
     label_column: tuple[Path, str] | None = None  # of a CSV file that holds the labels itself
+    from_text: tuple[bool, ...] = ()  # whether each feature is from a column of text, if any is
 
     @property
     def id_column(self) -> str:
@@ -67,7 +68,7 @@ class Source:
     @property
     def ids(self) -> Sequence[str]:
         """File or index of each example."""
-        return self.examples.files or [str(i) for i in range(len(self.examples.labels))]
+        return self.examples.files or [str(i) for i in range(len(self.examples))]
 
     @property
     def sha256(self) -> str:
@@ -115,21 +116,21 @@ def _read_folder(
 ) -> Source:
     every = [file for group in files_in(path).values() for file in group]
     if labels is None:
-        images, given, classes, found = read_folder(path, size, skipped)
-        examples = Examples(images, *read_labels(given, classes), found)
+        images, texts, classes, files = read_folder(path, size, skipped)
+        examples = Examples(images, *read_labels(texts, classes), files)
     else:
         if not labels.lower().endswith(".csv") or not Path(labels).is_file():
             raise ValueError(
                 "--labels of a folder must be a .csv file with the columns file and label, "
                 f"got {labels!r}"
             )
-        files = sorted(filter(is_image, every))
-        if not files:
+        image_files = sorted(filter(is_image, every))
+        if not image_files:
             raise ValueError(f"{path} has no image")
         # Labels are text, as the names of folders are.
-        texts = _labels_by_id(Path(labels), "file", files)
-        images, bad = read_images(path, files, size, skipped), set(skipped or ())
-        kept = [(file, text) for file, text in zip(files, texts, strict=True) if file not in bad]
+        texts = _labels_by_id(Path(labels), "file", image_files)
+        images, bad = read_images(path, image_files, size, skipped), set(skipped or ())
+        kept = [pair for pair in zip(image_files, texts, strict=True) if pair[0] not in bad]
         indices, names = read_labels([text for _, text in kept])
         examples = Examples(images, indices, names, tuple(file for file, _ in kept))
     used, label_file = {*examples.files, *(skipped or ())}, labels and Path(labels)
@@ -147,52 +148,52 @@ def _read_folder(
 
 
 def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
-    names = _try_numpy(array_names, path)
-    known = f"an array of {path}, which has {', '.join(names)}"
+    names = _read_numpy(array_names, path)
+    allowed = f"an array of {path}, which has {', '.join(names)}"
     hint = "; name them with --inputs NAME and --labels NAME"
     if inputs is not None and inputs not in names:
-        raise ValueError(f"--inputs must be {known}, got {inputs!r}")
-    inputs = inputs or _find(INPUTS, names, f"{path} has no inputs", hint)
+        raise ValueError(f"--inputs must be {allowed}, got {inputs!r}")
+    inputs = inputs or _first_known(INPUTS, names, f"{path} has no inputs", hint)
     if labels is None or labels in names:
-        labels = labels or _find(LABELS, names, f"{path} has no labels", hint)
+        labels = labels or _first_known(LABELS, names, f"{path} has no labels", hint)
         if labels == inputs:
             raise ValueError(f"inputs and labels must be two arrays of {path}, got {inputs!r}")
-        given = _plain_labels(_try_numpy(read_array, path, labels))
+        y = _plain_labels(_read_numpy(read_array, path, labels))
     else:
-        given = _read_label_file(labels, known)
-    array = _try_numpy(read_array, path, inputs)
+        y = _read_label_file(labels, allowed)
+    array = _read_numpy(read_array, path, inputs)
     if array.ndim == 2 and array.dtype.kind in "iu":  # features, as the integers of a table are
         array = array.astype(np.float32)
-    examples = read_examples((array, given))
-    return Source(path.name, "npz", examples, _class_values(given, examples.names))
+    examples = read_examples((array, y))
+    return Source(path.name, "npz", examples, _class_values(y, examples.names))
 
 
-def _try_numpy(read: Callable[..., Any], path: Path, *name: str) -> Any:
+def _read_numpy(read: Callable[..., Any], path: Path, *name: str) -> Any:
     try:
         return read(path, *name)
-    except Exception as error:  # damaged bytes make numpy fail in any way
+    except Exception as error:  # numpy may raise anything if a file is damaged
         kind = path.suffix.lower()
         raise ValueError(f"{path} is not a readable {kind} file: {first_line(error)}") from error
 
 
-def _find(wanted: Sequence[str], names: Sequence[str], problem: str, hint: str = "") -> str:
-    """The first of some names that an .npz file has an array of."""
-    for name in wanted:
+def _first_known(known: Sequence[str], names: Sequence[str], problem: str, hint: str = "") -> str:
+    """The first of the known names that is among the names of an .npz file."""
+    for name in known:
         if name in names:
             return name
     raise ValueError(
-        f"{problem}: looked for an array called {', '.join(wanted)}, "
+        f"{problem}: looked for an array called {', '.join(known)}, "
         f"there are {', '.join(names) or 'none'}{hint}"
     )
 
 
-def _read_only_array(path: Path, wanted: Sequence[str], what: str) -> Array:
-    """The array of an .npy file; of an .npz file, its only array or the first of some names."""
+def _read_one_array(path: Path, known: Sequence[str], what: str) -> Array:
+    """The array of an .npy file; of an .npz file, its only array or the first of known names."""
     name: list[str] = []
     if path.suffix.lower() == ".npz":
-        names = _try_numpy(array_names, path)
-        name = names if len(names) == 1 else [_find(wanted, names, f"{path} has no {what}")]
-    array: Array = _try_numpy(read_array, path, *name)
+        names = _read_numpy(array_names, path)
+        name = names if len(names) == 1 else [_first_known(known, names, f"{path} has no {what}")]
+    array: Array = _read_numpy(read_array, path, *name)
     return array
 
 
@@ -218,21 +219,22 @@ def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
     columns = [name for name in names if name != own and name not in (*drop, *left_out)]
     features, cells = read_features(path, columns, own)
     if in_file:
-        given = _read_label_file(column, f"a column of {path}")
+        y = _read_label_file(column, f"a column of {path}")
     else:
-        given = (_parse_labels if kind == "csv" else _plain_labels)(cells)
-    examples = read_examples((features.numbers, given))
+        y = (_parse_labels if kind == "csv" else _plain_labels)(cells)
+    examples = read_examples((features.numbers, y))
     reasons = tuple(f"column {name!r} ({reason})" for name, reason in left_out.items())
     return Source(
         path.name,
         kind,
         examples,
-        _class_values(given, examples.names),
+        _class_values(y, examples.names),
         features.columns,
         (*reasons, *features.left_out),
         features.cells,
         tuple(notes) + ((features.summary,) if features.summary else ()),
         (path, column) if kind == "csv" and not in_file else None,
+        features.from_text,
     )
 
 
@@ -254,7 +256,7 @@ def _read_label_file(name: str, otherwise: str) -> Array:
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--labels must be a .npy, .npz or .csv file or {otherwise}, got {name!r}")
     if path.suffix.lower() != ".csv":
-        return _plain_labels(_read_only_array(path, LABELS, "labels"))
+        return _plain_labels(_read_one_array(path, LABELS, "labels"))
     if "index" in read_header(path)[0]:
         return _parse_labels(_labels_by_id(path, "index"))
     column = _label_column(path)
@@ -262,7 +264,7 @@ def _read_label_file(name: str, otherwise: str) -> Array:
 
 
 def _label_column(path: Path) -> str:
-    """The column of a CSV file that is called label, or its only column beside ids."""
+    """The column of a CSV file called "label", or its only column other than ids."""
     names, row_numbers = read_header(path)
     others = [name for name in names if name not in ("file", "index", *row_numbers)]
     if LABEL not in names and len(others) == 1:
@@ -290,7 +292,7 @@ def _labels_by_id(path: Path, id_column: str, ids: Sequence[str] | None = None) 
 
 
 def _plain_labels(labels: Any) -> Array:
-    """Labels with a type; booleans become 0 and 1."""
+    """Labels of shape (n,) that keep their type; only booleans become 0 and 1."""
     y = np.asarray(labels)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -298,7 +300,7 @@ def _plain_labels(labels: Any) -> Array:
 
 
 def _parse_labels(texts: Sequence[str]) -> Array:
-    """Labels of a CSV file, which has no types: numbers if all of them are written as one.
+    """Labels of a CSV file, which has no types: numbers if all of them look like numbers.
 
     >>> _parse_labels(["9", "10"]), _parse_labels(["9.0", "10.0"]), _parse_labels(["9", "010"])
     (array([ 9, 10]), array([ 9., 10.]), array(['9', '010'], dtype='<U3'))
@@ -316,7 +318,7 @@ def _class_values(labels: Array, names: Sequence[str]) -> Array:
 
 
 def read_observed(path: Path) -> Source:
-    """The labels that an observer has seen, without inputs; their indices stand for files."""
+    """The labels that an observer has seen, without inputs; ``files`` are their indices."""
     if not path.is_file():
         raise ValueError(f"--observed must be a file of LabelObserver.save(), there is no {path}")
     observer = LabelObserver.load(path)
@@ -327,17 +329,18 @@ def read_observed(path: Path) -> Source:
     return Source(path.name, OBSERVED, examples, values)
 
 
-def with_classes(source: Source, classes: int, given: str = "--probabilities") -> Source:
-    """The same data, for probabilities of so many classes.
+def with_classes(source: Source, classes: int, option: str = "--probabilities") -> Source:
+    """The same data, for probabilities of this many classes.
 
-    Labels that are numbers may leave classes out; for text it is unknown which ones are left out.
+    Labels that are numbers may leave out classes. For text, the names of missing classes would be
+    unknown.
     """
     e, values = source.examples, source.values
     if len(e.names) == classes:
         return source
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= classes:
         raise ValueError(
-            f"{given} must have a column for each of the {len(e.names)} classes of "
+            f"{option} must have a column for each of the {len(e.names)} classes of "
             f"{source.name}, got {classes} columns"
         )
     every = np.arange(classes, dtype=values.dtype)
@@ -350,7 +353,7 @@ def read_embeddings(path: Path, count: int) -> Tensor:
     """Vectors of the examples as float32, from a .npy or .npz file."""
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz"):
         raise ValueError(f"--embeddings must be a .npy or .npz file, got {str(path)!r}")
-    vectors = _read_only_array(path, EMBEDDINGS, "embeddings")
+    vectors = _read_one_array(path, EMBEDDINGS, "embeddings")
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or len(vectors) != count:
         raise ValueError(
             f"--embeddings must hold numbers of shape ({count}, size), one row for each example, "
@@ -371,7 +374,7 @@ def read_probabilities(path: Path, names: Sequence[str]) -> Array:
         header, row_numbers = read_header(path)
         columns = [name for name in header if name not in row_numbers]
         return read_numbers(path, names if set(columns) == set(names) else columns)
-    p = _read_only_array(path, PROBABILITIES, "probabilities")
+    p = _read_one_array(path, PROBABILITIES, "probabilities")
     if p.ndim != 2 or p.dtype.kind not in "fiub":
         raise ValueError(
             f"{path} must hold numbers of shape (examples, classes), got shape {p.shape} "

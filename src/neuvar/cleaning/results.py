@@ -8,16 +8,19 @@ import json
 import platform
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from neuvar._atomic import write_files, write_folder
-from neuvar.cleaning.page import render_page
+from neuvar.cleaning.duplicates import Duplicates
+from neuvar.cleaning.export import cleanlab_table, label_studio_files
+from neuvar.cleaning.page import is_images, render_page
 from neuvar.cleaning.readers import Source, with_classes
 from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts, replace_column
@@ -26,8 +29,9 @@ from neuvar.pages import escape_markdown, printable
 MADE_BY = "neuvar clean"
 FILES = frozenset(
     (
-        *("cleaned.csv", "index.html", "issues.csv", "labels.csv", "labels.npy"),
-        *("summary.json", "summary.md"),
+        *("cleaned.csv", "duplicates.csv", "index.html", "issues.csv", "labels.csv"),
+        *("labels.npy", "summary.json", "summary.md"),
+        *("cleanlab.csv", "label_studio.json", "label_studio.xml"),
     )
 )
 """Files that may be replaced; a folder with any other file is left alone."""
@@ -36,6 +40,8 @@ MAX_MARKDOWN_CLASSES = 12
 MAX_JSON_CLASSES = 50
 """With more classes, summary.json has only the elements of the matrix that are not 0."""
 TOP_ROWS = 10
+LOCAL_FILES = "/data/local-files/?d="
+"""Address of local files in Label Studio; their path below its document root follows."""
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 
@@ -48,9 +54,16 @@ class Cleaning:
     issues: LabelIssues
     settings: dict[str, Any]  # training options, by name
     command: str
-    data_arguments: tuple[str, ...]  # those words of the command that name data and labels
+    data_arguments: tuple[str, ...]  # the part of the command that names data and labels
     seconds: float
     replace_at: float = REPLACE_AT  # probability from which a suggestion replaces a label
+    exports: tuple[str, ...] = ()  # "cleanlab", "labelstudio"
+    duplicates: Duplicates | None = None
+
+    @property
+    def labels(self) -> Array:
+        """The cleaned labels, class indices."""
+        return np.where(self.replaced, self.issues.suggested, self.issues.labels)
 
     @property
     def replaced(self) -> Array:
@@ -73,29 +86,72 @@ class Cleaning:
         return (
             f"{flagged:,} of {n:,} {'label is' if flagged == 1 else 'labels are'} flagged "
             f"({100 * flagged / n:.1f} %); about {self.issues.noise_rate} of all labels are wrong."
-            f"{self._said_of_replaced()}"
+            f"{self._replaced_sentence()}"
         )
 
-    def _said_of_replaced(self) -> str:
+    def _replaced_sentence(self) -> str:
         if not self.flagged:
             return ""
         count = int(self.replaced.sum())
+        sure = f"with at least {self.replace_at:.0%}"
+        if not count:
+            return f" No label is replaced: no suggestion is right {sure}."
         labels = "1 label is" if count == 1 else f"{count:,} labels are"
-        return f" {labels} replaced: the suggestion is right with at least {self.replace_at:.0%}."
+        return f" {labels} replaced: the suggestion is right {sure}."
 
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write the results folder, completely or not at all; the page shows ``top`` examples."""
-    issues, source = cleaning.issues, cleaning.source
     contents = {
         "issues.csv": _csv(_ranked_rows(cleaning)),
-        **_label_files(source, np.where(cleaning.replaced, issues.suggested, issues.labels)),
+        **_label_files(cleaning.source, cleaning.labels),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
         "index.html": _encode(render_page(cleaning, top=top, folder=str(out))),
+        **_exported(cleaning),
     }
+    if cleaning.duplicates is not None:
+        contents["duplicates.csv"] = _csv(_duplicate_rows(cleaning.source, cleaning.duplicates))
     check_folder(out, overwrite=overwrite)
     write_folder(out, contents)
+
+
+def check_exports(source: Source, exports: Sequence[str]) -> None:
+    """Refuse to export examples that Label Studio cannot show."""
+    if "labelstudio" in exports and source.kind != "folder" and is_images(source.examples.inputs):
+        raise ValueError(
+            "--export labelstudio needs a folder of images or a table: Label Studio shows images "
+            f"by their address, those of {source.name} have none"
+        )
+
+
+def _exported(cleaning: Cleaning) -> dict[str, bytes]:
+    """Files for other programs."""
+    source, issues, files = cleaning.source, cleaning.issues, {}
+    if "cleanlab" in cleaning.exports:
+        files["cleanlab.csv"] = cleanlab_table(issues)
+    if "labelstudio" in cleaning.exports:
+        kind, show = _label_studio_data(source)
+        data = [show(i) if flag else "" for i, flag in enumerate(issues.flagged)]
+        tasks, config = label_studio_files(issues, data, kind=kind, ids=source.ids)
+        files |= {"label_studio.json": tasks, "label_studio.xml": config}
+    return files
+
+
+def _label_studio_data(source: Source) -> tuple[str, Callable[[int], str | dict[str, str]]]:
+    """How Label Studio shows an example: a file that it serves, a text or a table."""
+    if source.kind == "folder":
+        return "image", lambda i: LOCAL_FILES + quote(_encode(f"{source.name}/{source.ids[i]}"))
+    if len(source.cells) == 1:
+        return "text", lambda i: source.cells[0][i]
+    rows = source.examples.inputs.flatten(1)
+    columns = source.columns or [f"feature {k}" for k in range(rows.shape[1])]
+
+    def table(i: int) -> dict[str, str]:
+        values = [cells[i] for cells in source.cells] or [f"{x:.6g}" for x in rows[i].tolist()]
+        return {printable(k): printable(v) for k, v in zip(columns, values, strict=True)}
+
+    return "table", table
 
 
 def _issue_rows(cleaning: Cleaning, examples: Array, *, digits: int) -> Iterable[Sequence[str]]:
@@ -115,6 +171,18 @@ def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
     for i, row in zip(issues.ranked, rows, strict=True):
         flags = ("true" if mask[i] else "false" for mask in (issues.flagged, replaced))
         yield *row, f"{issues.error_probability[i]:.6g}", *flags
+
+
+def _duplicate_rows(source: Source, duplicates: Duplicates) -> Iterable[Sequence[str]]:
+    """Rows of duplicates.csv: the examples of each group, groups with different labels first."""
+    yield source.id_column, "label", "group", "labels_differ"
+    names, labels = duplicates.names, duplicates.labels
+    conflicts = {int(group[0]) for group in duplicates.conflicts}
+    groups = sorted(duplicates.groups, key=lambda group: int(group[0]) not in conflicts)
+    for number, group in enumerate(groups):
+        differ = "true" if int(group[0]) in conflicts else "false"
+        for i in group:
+            yield source.ids[i], names[labels[i]], str(number), differ
 
 
 def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
@@ -193,19 +261,24 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def write_decided(source: Source, out: Path, decisions: Path) -> int:
-    """Write the given labels with the decisions made on the page; the number of decisions."""
+def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
+    """Write the given labels with the decisions made on the page, and return the decisions."""
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
         raise ValueError(f"{out} must be the result for the same data and labels, it is not")
-    labels = source.examples.labels.copy()
     decided = read_decisions(decisions, source)
-    labels[list(decided)] = list(decided.values())
-    files = _label_files(source, labels)
+    files = _label_files(source, decided_labels(source, decided))
     files["summary.json"] = _json(summary | {"decisions": len(decided)})
     write_files({out / name: content for name, content in files.items()})
-    return len(decided)
+    return decided
+
+
+def decided_labels(source: Source, decided: Mapping[int, int]) -> Array:
+    """The given labels, replaced by the decided classes."""
+    labels = source.examples.labels.copy()
+    labels[list(decided)] = list(decided.values())
+    return labels
 
 
 def read_decisions(path: Path, source: Source) -> dict[int, int]:
@@ -213,7 +286,8 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
     if not path.is_file():
         raise ValueError(f"--decisions must be a .csv file from the page, there is no {path}")
     column, names = source.id_column, source.examples.names
-    index_of, class_of = _positions(source.ids), _positions(names)
+    index_of = {id_: index for index, id_ in enumerate(source.ids)}
+    class_of = {name: k for k, name in enumerate(names)}
     decided: dict[int, int] = {}
     for row in read_texts(path, [column, "given", "label"]):
         index = index_of.get(row[column])
@@ -231,10 +305,6 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
             raise ValueError(f"{path} must decide on {column} {row[column]!r} once, not twice")
         decided[index] = class_of[row["label"]]
     return decided
-
-
-def _positions(texts: Sequence[str]) -> dict[str, int]:
-    return {text: i for i, text in enumerate(texts)}
 
 
 def frequent_pairs(issues: LabelIssues, count: int = TOP_ROWS) -> list[tuple[str, str, int]]:
@@ -303,8 +373,7 @@ def markdown_summary(cleaning: Cleaning) -> str:
     parts = [
         f"# Labels of {escape_markdown(source.name)}",
         f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % interval of the noise rate "
-        "also covers what the predictions leave open. Those of the transition matrix cover "
-        "sampling error only.",
+        "also covers unclear examples. Those of the transition matrix cover sampling error only.",
         "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
         "in the order of the data, with sure suggestions in place of wrong labels. `index.html` "
         "shows the worst examples, to accept or reject each suggestion.",

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.posterior import fit_noise_model, posterior
+from neuvar.cleaning.posterior import chunks, fit_noise_model, posterior
 from neuvar.measures.estimate import normal_quantile, wilson
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SUM_TOLERANCE = 1e-3
 REPLACE_AT = 0.9
-"""Probability of a suggestion from which it replaces the given label without a decision."""
+"""Suggestions with at least this probability replace the given label without a decision."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class NoiseRate:
         low: lower end of its confidence interval.
         high: upper end.
         confidence: confidence level of the interval for the sampling error of the examples. The
-            interval also covers what predictions leave open: low holds if every unclear example
-            is due to the network, high if it is due to the label.
+            interval also covers unclear examples: for low, each of them is a mistake of the
+            network; for high, each of them has a wrong label.
     """
 
     value: float
@@ -112,6 +112,19 @@ class LabelIssues:
         ranked = self.ranked
         return ranked[self.flagged[ranked]]
 
+    @property
+    def uncertainty(self) -> Array:
+        """Entropy of the predicted probabilities, divided by its maximum: from 0 to 1.
+
+        High for examples that belong to no class, or to several. It ranks them, ``np.argsort(
+        -issues.uncertainty)``; no threshold separates them from examples that are merely hard.
+        """
+        entropy = np.empty(len(self))
+        for part in chunks(self.probabilities):
+            p = self.probabilities[part].astype(np.float64)
+            entropy[part] = -np.einsum("nk,nk->n", p, np.log(np.where(p > 0, p, 1)))
+        return entropy / math.log(len(self.names))
+
     def sure(self, precision: float = REPLACE_AT) -> Array:
         """Which flagged labels have a suggestion that is right with at least this probability."""
         chosen: Array = self.flagged & (self.suggestion_probability >= precision)
@@ -180,37 +193,45 @@ def judge_labels(
     ([False, True, False], [0, 1, 0], [1, 2, 0])
     """
     p = check_probabilities(probabilities)
+    return judge_checked(p, labels, names=names, history=history, confidence=confidence)
+
+
+def judge_checked(
+    p: Array,
+    labels: Any,
+    *,
+    names: Sequence[str] | None,
+    history: bool,
+    confidence: float = 0.95,
+) -> LabelIssues:
+    """:func:`judge_labels` for valid probabilities; the result shares their memory."""
     n, classes = p.shape
     y = _check_labels(labels, n, classes)
     names = [str(k) for k in range(classes)] if names is None else names
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
     z = normal_quantile(confidence)
-    found = posterior(p, y, fit_noise_model(p, y), history=history)
+    result = posterior(p, y, fit_noise_model(p, y), history=history)
     contradicted = p.max(1) > p[np.arange(n), y]
-    flagged = found.flagged & contradicted
-    suggested = np.where(contradicted, found.other, y)
-    most = max(float(contradicted.mean()), float(found.wrong.mean()))
+    flagged = result.flagged & contradicted
+    suggested = np.where(contradicted, result.other, y)
+    rate = float(flagged.mean())
+    least = min(result.certain, rate)
+    most = max(float(contradicted.mean()), float(result.wrong.mean()), rate)
+    low, high = wilson(np.array([least, most]), np.array([n, n]), z)
     return LabelIssues(
         labels=y,
         probabilities=p,
-        quality=found.quality,
+        quality=result.quality,
         suggested=suggested,
         flagged=flagged,
-        error_probability=found.wrong,
-        suggestion_probability=found.other_probability,
-        noise_rate=_noise_rate(float(flagged.mean()), found.certain, most, n, z, confidence),
+        error_probability=result.wrong,
+        suggestion_probability=result.other_probability,
+        noise_rate=NoiseRate(rate, float(low[0]), float(high[1]), confidence),
         transition=_transition(np.where(flagged, suggested, y), y, classes, z, confidence),
         names=tuple(map(str, names)),
         values=np.arange(classes),
     )
-
-
-def _noise_rate(
-    value: float, least: float, most: float, n: int, z: float, confidence: float
-) -> NoiseRate:
-    low, high = wilson(np.array([min(least, value), max(most, value)]), np.array([n, n]), z)
-    return NoiseRate(value, float(low[0]), float(high[1]), confidence)
 
 
 def _count_pairs(rows: Array, columns: Array, classes: int) -> Array:
@@ -232,7 +253,7 @@ def compare_with_chance(p: Array, labels: Array) -> tuple[float, float, float]:
     shares = np.bincount(labels, minlength=p.shape[1]) / n
     by_chance = np.einsum("nk,k->n", p, shares)  # without a copy of p in float64
     gain = own - by_chance
-    # The constant absorbs rounding where all classes are equally probable.
+    # 1e-9 is above the rounding errors if all classes are equally probable.
     error = float(gain.std()) / math.sqrt(n) + 1e-9
     return float(own.mean()), float(by_chance.mean()), float(gain.mean()) / error
 
@@ -246,16 +267,23 @@ def check_probabilities(value: Any) -> Array:
             f"got shape {p.shape} and type {p.dtype}"
         )
     p = p.astype(np.float32 if p.dtype == np.float32 else np.float64)
-    if not np.isfinite(p).all() or (p < 0).any():
-        raise ValueError("probabilities must be finite and not negative")
-    total = p.sum(1, dtype=np.float64)
-    off = np.abs(total - 1)
-    if off.max() > SUM_TOLERANCE:
+    totals = np.empty(len(p))
+    for part in chunks(p):
+        if not np.isfinite(p[part]).all() or (p[part] < 0).any():
+            raise ValueError("probabilities must be finite and not negative")
+        totals[part] = p[part].sum(1, dtype=np.float64)
+    worst = int(np.abs(totals - 1).argmax())
+    if abs(totals[worst] - 1) > SUM_TOLERANCE:
         raise ValueError(
-            f"each row of probabilities must sum to 1, row {off.argmax()} sums to "
-            f"{total[off.argmax()]:.6g}"
+            f"each row of probabilities must sum to 1, row {worst} sums to {totals[worst]:.6g}"
         )
-    p /= total[:, None]
+    return divide_rows(p, totals)
+
+
+def divide_rows(p: Array, totals: Array) -> Array:
+    """Divide each row of an array by its total, in place."""
+    for part in chunks(p):
+        p[part] /= totals[part, None]
     return p
 
 

@@ -37,7 +37,7 @@ CHUNK = 4096
 
 
 class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Train a network with neural variability on features, and find wrong labels on the way.
+    """Train a network with weight noise on features, and find wrong labels at the same time.
 
     The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardized;
     X must be two-dimensional, so flatten images first. cleanlab can use the results:
@@ -53,12 +53,12 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
-        random_state: seed of weights, order and noise, an integer below 2**32; or a NumPy generator
-            to draw it from; or None for another seed in each fit.
+        random_state: seed of weights, batch order and noise, an integer below 2**32; or a NumPy
+            generator to draw it from; or None for a random seed in each fit.
         device: device to train on; predictions run on the CPU.
         precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
         draws: number of perturbed networks over which :meth:`predict_proba` averages, even; 0
-            predicts at the clean weights. They have the noise of the end of the training.
+            predicts at the clean weights. The noise scale is that of the end of the training.
         progress: called with the finished fraction of the training.
 
     Attributes:
@@ -75,8 +75,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 2, 200)
     >>> X = rng.normal(size=(200, 5)) + 3 * y[:, None]
-    >>> given = np.where(np.arange(200) < 10, 1 - y, y)
-    >>> classifier = NVRMClassifier(b=0.03, epochs=10).fit(X, given)
+    >>> noisy = np.where(np.arange(200) < 10, 1 - y, y)
+    >>> classifier = NVRMClassifier(b=0.03, epochs=10).fit(X, noisy)
     >>> sorted(classifier.label_issues_.ranked[:10].tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     >>> float(classifier.score(X, y)) > 0.95
@@ -157,8 +157,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         inputs = _standardize(self.scaler_, X, next(self.model_.parameters()).dtype)
         b = self.label_issues_.b if self.draws else 0.0
-        found = predict(self.model_, inputs, b=b, draws=self.draws or 2, batch_size=CHUNK)
-        return found.probabilities.numpy()
+        prediction = predict(self.model_, inputs, b=b, draws=self.draws or 2, batch_size=CHUNK)
+        return prediction.probabilities.numpy()
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each example."""

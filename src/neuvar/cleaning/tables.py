@@ -90,19 +90,19 @@ def read_numbers(path: Path, columns: Sequence[str]) -> Array:
 
 
 def replace_column(path: Path, column: str, values: Sequence[str | None]) -> str:
-    """The text of a CSV file, with the cells of one column replaced where there is a value."""
-    text, news = io.StringIO(), iter(values)
+    """The text of a CSV file, with the cells of one column replaced where a value is not None."""
+    text, new_cells = io.StringIO(), iter(values)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         writer = csv.writer(text, lineterminator="\n")
         position = None
         for cells in reader:
             if not "".join(cells).strip() and not cells[1:]:
-                continue  # an empty line is no row
+                continue  # an empty line is not a row
             if position is None:
                 position = cells.index(column)
             else:
-                new = next(news)
+                new = next(new_cells)
                 cells[position] = cells[position] if new is None else new
             writer.writerow(cells)
     return text.getvalue()
@@ -148,7 +148,7 @@ def _read_csv(path: Path, **options: Any) -> Any:
 
 
 def _read_parquet(path: Path, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` gets from a ``pyarrow.parquet.ParquetFile``."""
+    """The result of ``read`` with a ``pyarrow.parquet.ParquetFile``."""
     try:
         import pyarrow as arrow  # type: ignore[import-untyped]
         from pyarrow import parquet
@@ -196,7 +196,7 @@ def _refuse_empty(column: Any, path: Path) -> None:
 
 
 def row_place(path: Path, row: int) -> str:
-    """Where a row is: in a CSV file by its line, which pandas does not keep."""
+    """Where a row is: its line in a CSV file, which pandas does not keep, else its number."""
     if not _is_parquet(path):
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace") as file:
             reader = csv.reader(file)

@@ -9,12 +9,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module, metadata
-from typing import Any
 
 from neuvar.cli.command_line import FORMAT, Parser, add_command
 
 COMMANDS = {
-    "demo": ("demo", "see forgetting and wrong labels, plain against NVRM, in a minute or two"),
+    "demo": ("demo", "compare training with and without NVRM on two tasks, in a minute or two"),
     "list": (
         "list_experiments",
         "show the experiments, their runs and how many of these are finished",
@@ -23,9 +22,8 @@ COMMANDS = {
     "report": ("report", "turn results into verdicts, figures and an HTML page"),
     "data": ("data", "get, list and verify datasets"),
     "clean": ("clean", "find wrong labels in a dataset, show the worst, write corrected ones"),
-    "bench": ("bench", "measure what a training step with NVRM costs on this machine"),
 }
-"""The module of each command, and what the command does."""
+"""Module and summary of each command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"neuvar: {message}", file=sys.stderr
+            )
             try:
                 options = _parse(sys.argv[1:] if arguments is None else [*arguments])
                 code: int = options.run(options)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe; what Python flushes at exit goes to /dev/null.
+        # The reader closed the pipe; Python flushes the rest to /dev/null at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, ImportError) as error:
@@ -54,18 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"neuvar: {message}", file=sys.stderr)
-
-
 def _parse(words: list[str]) -> argparse.Namespace:
-    """The options of a command line; of all commands, only its own is imported."""
+    """Parse a command line; only the module of its command is imported."""
     parser = Parser(
         prog="neuvar",
-        description="Train networks that keep working when their weights move.",
+        description="Train networks with weight noise, run experiments, and find wrong labels.",
         epilog="""\
 examples:
-  neuvar demo                       what it is about, in a minute or two
+  neuvar demo                       train with and without NVRM, in a minute or two
   neuvar list                       the experiments, and how many of their runs are finished
   neuvar run forgetting             run one; Ctrl-C stops it, the same command resumes
   neuvar run my_experiment.py       run an experiment of your own
@@ -79,7 +75,7 @@ examples:
     try:
         version = metadata.version("neuvar")
     except metadata.PackageNotFoundError:
-        version = "from a folder of sources, not installed"
+        version = "from a source folder, not installed"
     parser.add_argument("--version", action="version", version=f"neuvar {version}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, (module, summary) in COMMANDS.items():

@@ -24,7 +24,9 @@ TRAINING: dict[str, Any] = {
 
 TOP = 500
 DATA_OPTIONS = ("labels", "inputs", "drop", "size", "skip_unreadable")
-"""Options that say how DATA is read."""
+"""Options of reading DATA."""
+EXPORTS = ("cleanlab", "labelstudio")
+"""Programs for which --export writes files."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +37,10 @@ DATA is one of
   FILE.npz      with an array called images, inputs, x, X or data, and one called labels, y or
                 targets; for other names use --inputs and --labels
   FILE.csv      with a header line; columns are numbers, dates, categories or text, and may have
-                gaps. Labels are in the column label, class, target, category or y, or the last
-                one; the command says which. Left out are row numbers (an unnamed first column, a
-                pandas index), text that differs in most rows and is no sentence, the columns of
-                --drop, and the column label if --labels names another one
+                missing values. Labels are in the column label, labels, class, target, category or
+                y, or else in the last one; the command prints which. Not used are row numbers (an
+                unnamed first column, a pandas index), short text that differs in most rows, the
+                columns of --drop, and the column label if --labels names another one
   FILE.parquet  like FILE.csv
 A network is trained once, with noise on its weights so that it does not memorize wrong labels.
 DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label
@@ -47,14 +49,25 @@ file, and cleaned.csv with all columns for a .csv file); summary.md and summary.
 other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an apostrophe in
 front, so that no spreadsheet runs it as a formula.
 
+--cleaned-folder writes the images of a folder again, in subfolders by their cleaned labels. It
+copies; with --link it makes hard links, which take no space but share their content with the
+originals (where a link is impossible, such as on another disk, it copies). If a class has a file of
+the same name, 1.png from class cat becomes 1-from-cat.png, and the command prints it.
+
+--export cleanlab writes cleanlab.csv, the table that cleanlab's CleanLearning makes and takes.
+--export labelstudio writes the flagged labels as tasks, label_studio.json, and the labeling
+configuration of the project, label_studio.xml. Images are addressed as local files: start Label
+Studio with LOCAL_FILES_SERVING_ENABLED=true and LOCAL_FILES_DOCUMENT_ROOT=PARENT, the folder that
+DATA is in, and add DATA as a local source storage.
+
 examples:
   neuvar clean photos                              a folder of images, results in out/clean
   neuvar clean mnist.npz --inputs x_train --labels y_train --out checked
   neuvar clean table.csv --labels species --drop id name --epochs 60
   neuvar clean table.csv --labels checked/labels.csv --drop species
                                                    clean labels that were cleaned before
-  neuvar clean photos --embeddings vectors.npy     train on vectors from a model of yours, one for
-                                                   each image, in the order of the sorted files
+  neuvar clean photos --embeddings vectors.npy     train on embeddings from a model of yours, one
+                                                   row per image, in the order of sorted files
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
   neuvar clean digits.npz --observed observed.pt   use what a LabelObserver saw in your own
@@ -63,6 +76,11 @@ examples:
   neuvar clean digits.npz --decisions decisions.csv
                                                    apply the decisions made on the page of
                                                    out/clean to its labels, do not train
+  neuvar clean photos --decisions decisions.csv --cleaned-folder photos-clean
+                                                   also copy the images into subfolders by the
+                                                   decided labels
+  neuvar clean reviews.csv --export cleanlab labelstudio
+                                                   also write files for these programs
 """
     add = parser.add_argument_group("data and results").add_argument
     add("data", type=Path, nargs="?", metavar="DATA",
@@ -72,17 +90,23 @@ examples:
         ".csv file with the columns file and label")  # fmt: skip
     add("--inputs", metavar="NAME", help="array of inputs in a .npz file")
     add("--embeddings", type=Path, metavar="FILE",
-        help="vectors of the examples from a model of yours, .npy or .npz, one row per example in "
-        "the order of the data: train on them, show DATA on the page")  # fmt: skip
+        help="embeddings from a model of yours, .npy or .npz, one row per example in the order of "
+        "the data: train on them, show DATA on the page")  # fmt: skip
     add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
         help="columns of a table to ignore")  # fmt: skip
     add("--size", type=positive, metavar="PIXELS", help="height and width of a folder's images "
         "(default: their own if all are equal and at most 64, else 64)")  # fmt: skip
     add("--skip-unreadable", action="store_true",
-        help="leave out images of a folder that cannot be read, and say which")  # fmt: skip
+        help="skip images of a folder that cannot be read, and print which")  # fmt: skip
     add("--out", type=Path, default=Path("out/clean"), metavar="DIR",
         help="results folder (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    add("--cleaned-folder", type=Path, metavar="FOLDER",
+        help="also copy the images of a folder into subfolders by their cleaned labels; FOLDER "
+        "must be new or empty")  # fmt: skip
+    add("--link", action="store_true", help="with --cleaned-folder: hard links instead of copies")
+    add("--export", nargs="+", action="extend", default=[], choices=EXPORTS, metavar="PROGRAM",
+        help="also write files for cleanlab, labelstudio or both")  # fmt: skip
     add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
     add("--replace-at", type=_probability, metavar="P",
         help="replace a label without a decision if the suggestion is right with at least this "
@@ -95,8 +119,15 @@ examples:
         "train")  # fmt: skip
     add("--decisions", type=Path, metavar="FILE",
         help="decisions.csv from the page in DIR: apply them to its labels")  # fmt: skip
+    add("--duplicates", action="store_true",
+        help="also write duplicates.csv: examples that are equal or nearly equal, those with "
+        "different labels first; the time grows with the square of their number")  # fmt: skip
     add = parser.add_argument_group("training").add_argument
     default = {name: f"(default: {value})" for name, value in TRAINING.items()}
+    add("--model", choices=("network", "linear"),
+        help="network: trained once, with weight noise; linear: logistic regression in five folds, "
+        "without training options (default: linear for a table with a column of text, else "
+        "network)")  # fmt: skip
     add("--b", type=_scale, metavar="B", help=f"noise scale, or auto {default['b']}")
     add("--epochs", type=positive, metavar="N", help=f"passes over the data {default['epochs']}")
     add("--batch-size", type=positive, metavar="N",
@@ -105,6 +136,9 @@ examples:
     add("--seed", type=non_negative, metavar="N", help=f"random seed {default['seed']}")
     add("--device", help=f"cpu, cuda, cuda:N or mps {default['device']}")
     add("--precision", choices=PRECISIONS, help=f"mixed precision {default['precision']}")
+    add("--checkpoint", type=Path, metavar="FILE",
+        help="save the training to FILE every minute; after Ctrl-C the same command continues from "
+        "it, and removes it at the end")  # fmt: skip
     parser.set_defaults(run=_clean)
 
 
@@ -127,26 +161,36 @@ def _number(text: str, wanted: str, **limits: float) -> float:
         raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
 
 
-def _clean(options: argparse.Namespace) -> int:
-    training = [name for name in TRAINING if getattr(options, name) is not None]
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Refuse options that would have no effect."""
+
+    def refuse(where: str, *names: str) -> None:
+        for name in names:
+            value = getattr(options, name)
+            if value is not None and value is not False and value != []:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} must not be given {where}, where it has no effect")
+
+    training = ("model", *TRAINING, "checkpoint")
     if options.decisions:
-        others = {
-            name: getattr(options, name)
-            for name in ("top", "replace_at", "probabilities", "overwrite")
-        }
-        used = [name for name, value in others.items() if value is not None and value is not False]
-        _refuse([*used, *training], "with --decisions")
-    embeddings = ["embeddings"] if options.embeddings else []
+        scoring = ("top", "replace_at", "probabilities", "overwrite", "export", "duplicates")
+        refuse("with --decisions", *scoring, *training)
     if options.probabilities:
-        _refuse([*training, *embeddings], "with --probabilities")
+        refuse("with --probabilities", *training, "embeddings")
     if options.observed:
-        probabilities = ["probabilities"] if options.probabilities else []
-        _refuse([*training, *probabilities, *embeddings], "with --observed")
+        refuse("with --observed", *training, "probabilities", "embeddings")
     if options.data is None:
-        if not options.observed:
-            raise ValueError("DATA must be given, or --observed FILE")
-        _refuse([n for n in DATA_OPTIONS if getattr(options, n)], "without DATA")
-    elif options.data.is_dir():
+        refuse("without DATA", *DATA_OPTIONS, "cleaned_folder", "export", "duplicates")
+    if options.cleaned_folder is None:
+        refuse("without --cleaned-folder", "link")
+
+
+def _clean(options: argparse.Namespace) -> int:
+    if options.data is None and not options.observed:
+        raise ValueError("DATA must be given, or --observed FILE")
+    _refuse_unused(options)
+    options.training = [name for name in TRAINING if getattr(options, name) is not None]
+    if options.data is not None and options.data.is_dir():
         data, out = options.data.resolve(), options.out.resolve()
         if data == out or data in out.parents:
             raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
@@ -157,9 +201,3 @@ def _clean(options: argparse.Namespace) -> int:
     from neuvar.cli.label_issues import apply_decisions, clean  # imports torch
 
     return apply_decisions(options) if options.decisions else clean(options)
-
-
-def _refuse(names: list[str], where: str) -> None:
-    if names:
-        option = f"--{names[0].replace('_', '-')}"
-        raise ValueError(f"{option} must not be given {where}, where it has no effect")

@@ -1,4 +1,4 @@
-"""What the commands share: parsers, types of options, and text in columns."""
+"""Shared by the commands: parsers, types of options, and text in columns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FORMAT: dict[str, Any] = {
 """How each parser reads options and shows its help."""
 
 
-def add_command(commands: Any, name: str, words: str, epilog: str = "") -> argparse.ArgumentParser:
-    """Add a command to what ``add_subparsers`` returned; its help ends with ``epilog``."""
-    description = f"{words[0].upper()}{words[1:]}."
+def add_command(commands: Any, name: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
+    """Add a command to the result of ``add_subparsers``; its help ends with ``epilog``."""
+    description = f"{about[0].upper()}{about[1:]}."
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=words, description=description, epilog=epilog, **FORMAT
+        name, help=about, description=description, epilog=epilog, **FORMAT
     )
     return parser
 

@@ -17,8 +17,8 @@ from neuvar.data.catalogue import COARSE_NAMES, ENTRIES, DataError, Entry
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar data get|list|verify``."""
     parser.epilog = f"""\
-A dataset is searched in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or a folder of
-the user), then on the network. Every byte is checked by SHA-256.
+neuvar looks for a dataset in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or the user's
+cache folder), then on the network. All data are checked by SHA-256.
 
 datasets: {", ".join(ENTRIES)}
 
@@ -43,7 +43,7 @@ examples:
 
 
 INCLUDED = {"cifar100-coarse": "cifar100", "mnist-excerpt": "neuvar itself"}
-"""Datasets without files of their own, and what they come with."""
+"""Datasets without files of their own, and what contains them."""
 
 
 def _entries(names: Sequence[str]) -> list[Entry]:
@@ -57,9 +57,15 @@ def _entries(names: Sequence[str]) -> list[Entry]:
 def _get(options: argparse.Namespace) -> int:
     from neuvar.data import cache, loading  # imports torch
 
+    missing = 0
     for entry in _entries(options.names):
         began = time.perf_counter()
-        obtained = loading.obtain(entry, folder=options.data)
+        try:
+            obtained = loading.obtain(entry, folder=options.data)
+        except DataError as error:  # the others may still be available
+            missing += 1
+            print(f"neuvar: {error}", file=sys.stderr)
+            continue
         if not obtained.is_cached:
             cache.store(entry, obtained.arrays)
         taken = time.perf_counter() - began
@@ -69,7 +75,7 @@ def _get(options: argparse.Namespace) -> int:
             f"in {cache.folder() / entry.name} ({taken:.1f} s)",
             flush=True,
         )
-    return 0
+    return 2 if missing else 0
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -90,11 +96,8 @@ def places_of(entry: Entry, folder: Path | None) -> list[Path]:
     """The folders of this machine that hold a dataset, each once."""
     from neuvar.data import cache, loading  # imports torch
 
-    system = [Path(p) for p in entry.system if Path(p).is_dir()]
-    paths = [
-        loading.find_locally(entry, folder),
-        *(loading.find_in_folder(entry, p) for p in system),
-    ]
+    folders = [loading.data_folder(folder), *(Path(p) for p in entry.system if Path(p).is_dir())]
+    paths = [loading.find_in_folder(entry, one) for one in folders if one is not None]
     try:
         if cache.has(entry):
             paths.append(cache.folder() / entry.name)

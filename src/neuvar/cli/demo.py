@@ -1,4 +1,4 @@
-"""``neuvar demo``: see forgetting and wrong labels, plain against NVRM, in a minute or two."""
+"""``neuvar demo``: forgetting and wrong labels, with and without NVRM, in a minute or two."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXPERIMENT_NAMES = ("forgetting", "pair-flips")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar demo``."""
     parser.epilog = """\
-It trains small networks on the MNIST excerpt that comes with the package, and needs no network.
-Finished runs are not run again.
+Trains small networks, with and without NVRM, on tasks that change and on wrong labels. The data is
+the MNIST excerpt in the package, so nothing is downloaded. Finished runs are not run again.
 
 examples:
   neuvar demo                    the results, and the page out/demo/index.html
@@ -36,7 +36,7 @@ examples:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from neuvar.report import write  # imports numpy
+    from neuvar.report import gather, load, write  # imports numpy
 
     experiments = find_experiments(EXPERIMENT_NAMES)
     runs = runs_of(experiments, "smoke", options.trials)
@@ -52,7 +52,7 @@ def _demo(options: argparse.Namespace) -> int:
         code = run_watched(runs, recorded, results, spec, resume=resume)
         if code > 1:
             return code
-    report = write([results.path], options.out, experiments=experiments, scales=["smoke"])
+    report = write(gather(load([results.path]), experiments, ["smoke"]), options.out)
     for claim in report.claims:
         print(f"\n{claim.experiment.title}")
         for finding in claim.findings:

@@ -10,6 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from neuvar.cleaning.cleaned_folder import check_cleaned_folder, write_cleaned_folder
+from neuvar.cleaning.duplicates import find_duplicates
 from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.find import find_label_issues, network_for
 from neuvar.cleaning.image_folder import require_pillow
@@ -26,23 +30,30 @@ from neuvar.cleaning.readers import (
 )
 from neuvar.cleaning.results import (
     Cleaning,
+    check_exports,
     check_folder,
+    decided_labels,
     frequent_pairs,
     write_cleaning,
     write_decided,
 )
-from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
+from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, compare_with_chance
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 
+STANDARDIZED_AT_ONCE = 1_000_000
+"""Numbers that are converted to float64 at once."""
+
 
 def clean(options: argparse.Namespace) -> int:
     """Find wrong labels, write the results and print a summary."""
     check_folder(options.out, overwrite=options.overwrite)
+    _check_cleaned_folder(options)
     began = time.perf_counter()
     source = _read(options)
+    check_exports(source, options.export)
     if is_images(source.examples.inputs):
         require_pillow()  # the page needs it, after the training
     for note in source.notes:
@@ -51,11 +62,16 @@ def clean(options: argparse.Namespace) -> int:
     if left_out:
         print(f"left out: {left_out}", flush=True)
     if options.probabilities:
-        source, issues, settings = _score_given(source, options.probabilities)
+        source, issues, settings = _score_probabilities(source, options.probabilities)
     elif options.observed:
         source, issues, settings = _score_observed(source, options)
     else:
-        issues, settings = _train(source.examples, options)
+        text = any(source.from_text) and not options.embeddings
+        model = options.model or ("linear" if text else "network")
+        issues, settings = (_fit_linear if model == "linear" else _train)(source, options)
+    duplicates = None
+    if options.duplicates:
+        duplicates = find_duplicates(_model_inputs(source.examples, options))
     if left_out:
         settings["left_out"] = left_out
     if source.notes:
@@ -68,26 +84,62 @@ def clean(options: argparse.Namespace) -> int:
         data_arguments=_data_arguments(options),
         seconds=time.perf_counter() - began,
         replace_at=REPLACE_AT if options.replace_at is None else options.replace_at,
+        exports=tuple(options.export),
+        duplicates=duplicates,
     )
     top = TOP if options.top is None else options.top
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
+    if options.checkpoint is not None:
+        options.checkpoint.unlink(missing_ok=True)  # the results are written
+    _print_results(cleaning, options)
+    if options.cleaned_folder is not None:
+        _write_cleaned_folder(source, cleaning.labels, options)
+    return 0
+
+
+def _print_results(cleaning: Cleaning, options: argparse.Namespace) -> None:
+    """Print a summary, and where the files are."""
     print(cleaning)
-    pairs = [(printable(a), printable(b), f"{n:,}") for a, b, n in frequent_pairs(issues, 5)]
+    pairs = [
+        (printable(a), printable(b), f"{n:,}") for a, b, n in frequent_pairs(cleaning.issues, 5)
+    ]
     if pairs:
         rows = [("given", "suggested", "flagged"), *pairs]
         print(*("  " + line for line in aligned(rows, right=[2])), sep="\n")
     print(f"page to review the worst: {options.out / 'index.html'}")
-    print(f"cleaned labels: {_where(source, options.out)}")
-    return 0
+    print(f"cleaned labels: {_labels_location(cleaning.source, options.out)}")
+    if cleaning.duplicates is not None:
+        print(f"{cleaning.duplicates}: {options.out / 'duplicates.csv'}")
+    if "cleanlab" in options.export:
+        print(f"for cleanlab: {options.out / 'cleanlab.csv'}")
+    if "labelstudio" in options.export:
+        config = options.out / "label_studio.xml"
+        print(f"for Label Studio: {options.out / 'label_studio.json'}, configuration {config}")
 
 
 def apply_decisions(options: argparse.Namespace) -> int:
     """Apply the decisions that were made on the page of an earlier result."""
+    _check_cleaned_folder(options)
     source = _read(options)
-    count = write_decided(source, options.out, options.decisions)
-    where = _where(source, options.out)
+    decided = write_decided(source, options.out, options.decisions)
+    count, where = len(decided), _labels_location(source, options.out)
     print(f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {where}")
+    if options.cleaned_folder is not None:
+        _write_cleaned_folder(source, decided_labels(source, decided), options)
     return 0
+
+
+def _check_cleaned_folder(options: argparse.Namespace) -> None:
+    if options.cleaned_folder is not None:
+        check_cleaned_folder(options.cleaned_folder, options.data, options.out)
+
+
+def _write_cleaned_folder(source: Source, labels: Array, options: argparse.Namespace) -> None:
+    print(f"writing {len(labels):,} images to {options.cleaned_folder}", flush=True)
+    written = write_cleaned_folder(
+        options.cleaned_folder, options.data, source.examples, labels, link=options.link
+    )
+    print(printable(f"cleaned folder: {written}"))
 
 
 def _read(options: argparse.Namespace) -> Source:
@@ -98,12 +150,12 @@ def _read(options: argparse.Namespace) -> Source:
 
 def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     """The arguments that read the same data again."""
-    given = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
-    given += [("drop", name) for name in options.drop]
+    pairs = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
+    pairs += [("drop", name) for name in options.drop]
     words = ["--observed", str(options.observed)] if options.data is None else [str(options.data)]
     if options.skip_unreadable:
         words.append("--skip-unreadable")
-    for name, value in given:
+    for name, value in pairs:
         if value and str(value).startswith("-"):
             words.append(f"--{name}={value}")
         elif value:
@@ -111,19 +163,19 @@ def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _score_given(source: Source, file: Path) -> tuple[Source, LabelIssues, dict[str, Any]]:
+def _score_probabilities(source: Source, file: Path) -> tuple[Source, LabelIssues, dict[str, Any]]:
     p = read_probabilities(file, source.examples.names)
     source = with_classes(source, p.shape[1])
     e = source.examples
     _print_size(e)
-    print(f"order of classes: {_order(e.names)}", flush=True)
+    print(f"order of classes: {_name_list(e.names)}", flush=True)
     issues = find_label_issues(p, e.labels, names=e.names)
     own, by_chance, errors = compare_with_chance(issues.probabilities, issues.labels)
     if errors < -2:
         raise ValueError(
             f"--probabilities gives the labels {own:.3g} on average, less than labels in "
             f"random order ({by_chance:.3g}): its columns must be the classes in this "
-            f"order: {_order(e.names)}"
+            f"order: {_name_list(e.names)}"
         )
     return source, issues, {"probabilities": str(file)}
 
@@ -131,7 +183,7 @@ def _score_given(source: Source, file: Path) -> tuple[Source, LabelIssues, dict[
 def _score_observed(
     source: Source, options: argparse.Namespace
 ) -> tuple[Source, LabelIssues, dict[str, Any]]:
-    """Judge labels by what an observer has seen; without data, those of the seen examples."""
+    """Judge labels by an observer's probabilities; without data, only those of seen examples."""
     observer = LabelObserver.load(options.observed)
     settings: dict[str, Any] = {"observed": str(options.observed)}
     if options.data is not None:
@@ -145,42 +197,81 @@ def _score_observed(
     _print_size(e)
     if options.data is None:
         issues, _ = observer.seen_issues()
-        never = observer.examples - len(issues)
+        unseen = observer.examples - len(issues)
     else:
         issues = replace(observer.label_issues(e.labels), names=e.names)
-        never = len(issues.unseen)
-    if never:
-        print(f"never seen in training, not judged: {never:,} examples", flush=True)
-        settings["never_seen"] = never
+        unseen = len(issues.unseen)
+    if unseen:
+        print(f"never seen in training, not judged: {unseen:,} examples", flush=True)
+        settings["never_seen"] = unseen
     return source, issues, settings
 
 
-def _train(examples: Examples, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
+def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
+    """Train a network once."""
     training = {name: getattr(options, name) for name in TRAINING}
-    _print_size(examples)
-    own: dict[str, Any] = {}
-    if options.embeddings:
-        vectors = read_embeddings(options.embeddings, len(examples))
-        print(f"trained on {vectors.shape[1]:,} numbers each, {options.embeddings}", flush=True)
-        examples, own = replace(examples, inputs=vectors), {"embeddings": str(options.embeddings)}
-    examples = standardize(examples)
+    _print_size(source.examples)
+    examples = _model_inputs(source.examples, options)
+    settings = _embeddings_setting(examples, options)
     network = network_for(examples, seed=options.seed)
     weights = sum(p.numel() for p in network.parameters())
     with training_progress() as progress:
-        issues = find_label_issues(network, examples, progress=progress, **training)
-    settings = own | {"network": f"{type(network).__name__}, {weights:,} weights", **training}
+        issues = find_label_issues(
+            network, examples, checkpoint=options.checkpoint, progress=progress, **training
+        )
+    settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **training}
     if issues.b is not None and issues.b != options.b:
         settings["b_at_the_end"] = float(f"{issues.b:.4g}")
     return issues, settings
 
 
-def _order(names: Sequence[str]) -> str:
+def _fit_linear(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
+    """Predict each label with a logistic regression fitted to the other folds."""
+    for name in (*options.training, *(["checkpoint"] if options.checkpoint else [])):
+        if name != "seed":
+            raise ValueError(
+                f"--{name.replace('_', '-')} has no effect on a linear model, which is the default "
+                "for text; leave it out, or give --model network"
+            )
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+
+    _print_size(source.examples)
+    examples = _model_inputs(source.examples, options)
+    settings = _embeddings_setting(examples, options)
+    if source.from_text and not options.embeddings:
+        # Features of text are not standardized: their leading components matter most.
+        from_text = torch.tensor(source.from_text)
+        mixed = torch.where(from_text, source.examples.inputs, examples.inputs)
+        examples = replace(examples, inputs=mixed)
+    print("logistic regression, fitted in five folds", flush=True)
+    model = LogisticRegression(max_iter=1000)
+    issues = find_label_issues(model, examples, seed=options.seed)
+    return issues, settings | {"linear": "logistic regression, five folds", "seed": options.seed}
+
+
+def _embeddings_setting(examples: Examples, options: argparse.Namespace) -> dict[str, Any]:
+    if not options.embeddings:
+        return {}
+    count = examples.inputs.shape[1]
+    print(f"training on embeddings of {count:,} numbers: {options.embeddings}", flush=True)
+    return {"embeddings": str(options.embeddings)}
+
+
+def _name_list(names: Sequence[str]) -> str:
     shown = printable(", ".join(names[:8]))
     return f"{shown}, … ({len(names):,} in all)" if len(names) > 8 else shown
 
 
 def _print_size(examples: Examples) -> None:
     print(f"{len(examples):,} examples of {len(examples.names):,} classes", flush=True)
+
+
+def _model_inputs(examples: Examples, options: argparse.Namespace) -> Examples:
+    """The examples that a model is trained on: inputs or embeddings, standardized."""
+    if options.embeddings:
+        vectors = read_embeddings(options.embeddings, len(examples))
+        examples = replace(examples, inputs=vectors)
+    return standardize(examples)
 
 
 def standardize(examples: Examples) -> Examples:
@@ -191,14 +282,22 @@ def standardize(examples: Examples) -> Examples:
     inputs = examples.inputs
     if not inputs.is_floating_point():
         return examples
-    exact, dims = inputs.double(), 0 if inputs.ndim == 2 else tuple(range(inputs.ndim))
-    mean, spread = exact.mean(dims, keepdim=True), exact.std(dims, keepdim=True, correction=0)
-    # A constant feature becomes 0.
-    scaled = (exact - mean) / spread.where(spread > 0, spread.new_ones(()))
-    return replace(examples, inputs=scaled.to(inputs.dtype))
+    dims = 0 if inputs.ndim == 2 else tuple(range(inputs.ndim))
+    count = len(inputs) if inputs.ndim == 2 else inputs.numel()
+    # In float64, but not all at once.
+    parts = inputs.split(max(1, STANDARDIZED_AT_ONCE // max(1, inputs[0].numel())))
+    mean = sum(part.double().sum(dims, keepdim=True) for part in parts) / count
+    squares = sum((part.double() - mean).square().sum(dims, keepdim=True) for part in parts)
+    spread = (squares / count).sqrt()
+    # A constant feature becomes 0, even if its mean has a rounding error.
+    spread = spread.where(spread > 1e-9 * mean.abs(), torch.inf)
+    scaled = torch.empty_like(inputs)
+    for part, out in zip(parts, scaled.split(len(parts[0])), strict=True):
+        out.copy_((part.double() - mean) / spread)
+    return replace(examples, inputs=scaled)
 
 
-def _where(source: Source, out: Path) -> str:
+def _labels_location(source: Source, out: Path) -> str:
     if source.kind == "npz":
         return f'numpy.load("{out / "labels.npy"}")'
     if source.label_column is not None:

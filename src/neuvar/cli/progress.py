@@ -1,6 +1,6 @@
 """Progress and remaining time of a sweep or a training.
 
-On a terminal with rich there are bars, elsewhere plain lines.
+Shown as bars on a terminal if rich is installed, otherwise as plain lines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NO_COST = {
 }
 """Fields that the time of a run does not depend on."""
 LITTLE_COST = {"optimizer", "penalty", "fisher", "fisher_images", "keep_optimizer"}
-"""Fields that it depends on a little."""
+"""Fields that it depends on only a little."""
 TRAINING_LINES = 10
-"""A training without bars prints a line after each such part."""
+"""A training without bars prints a line after each tenth."""
 
 
 def duration(seconds: float, *, about: bool = False) -> str:
@@ -57,7 +57,8 @@ def _left(seconds: float | None, *, about: bool = False) -> str:
 class RunTimes:
     """Seconds that recorded runs took on the same kind of device, to predict similar runs.
 
-    Runs are similar if they differ only in fields that cost no time, or else only in their method.
+    Similar runs differ only in fields that cost no time. If there are none, runs with another
+    optimizer or penalty count too.
     """
 
     def __init__(self, lines: Mapping[str, Mapping[str, Any]], device: str) -> None:
@@ -81,7 +82,7 @@ class RunTimes:
 
     @staticmethod
     def _groups(run: Run) -> list[tuple[Any, ...]]:
-        """What identifies runs similar to this one: with the same method, then with any."""
+        """Keys of similar runs: first of runs with the same method, then of runs with any."""
         values = sorted((k, str(v)) for k, v in as_dict(run).items() if k not in NO_COST)
         return [tuple(values), tuple(pair for pair in values if pair[0] not in LITTLE_COST)]
 
@@ -112,7 +113,7 @@ class Forecast:
             self.active[key] = ActiveRun(run, now)
 
     def advance(self, key: str, fraction: float) -> None:
-        """A run reports the fraction that is done."""
+        """A run reports the fraction that is done; the first one is where it resumed."""
         if key in self.active:
             active = self.active[key]
             active.resumed_at = fraction if active.resumed_at is None else active.resumed_at
@@ -130,7 +131,7 @@ class Forecast:
         return seconds
 
     def remaining_of(self, key: str, now: float) -> float | None:
-        """Remaining seconds of an active run, by its own pace after the first hundredth."""
+        """Remaining seconds of an active run, by its own speed once 1 % is done."""
         active = self.active[key]
         done_here = active.fraction - (active.resumed_at or 0.0)
         if done_here > 0.01:
@@ -246,15 +247,19 @@ class SweepProgress:
 @contextmanager
 def training_progress() -> Iterator[Callable[[float], None]]:
     """Yields a function that shows the fraction of a training that is done."""
-    start, printed = time.monotonic(), 0
+    first: tuple[float, float] | None = None
+    printed = 0
     bars = rich_bars()
     task = None if bars is None else bars.add_task("training", total=1.0, left="")
 
     def show(fraction: float) -> None:
-        nonlocal printed
-        left = (time.monotonic() - start) * (1 - fraction) / max(fraction, 1e-9)
+        nonlocal first, printed
+        now = time.monotonic()
+        if first is None:  # above 0 if the training resumes
+            first, printed = (now, fraction), int(TRAINING_LINES * fraction)
+        left = (now - first[0]) * (1 - fraction) / max(fraction - first[1], 1e-9)
         if bars is not None:
-            bars.update(task, completed=fraction, left=_left(left))
+            bars.update(task, completed=fraction, left=_left(left) if now > first[0] else "")
         elif printed < int(TRAINING_LINES * fraction) < TRAINING_LINES:
             printed = int(TRAINING_LINES * fraction)
             print(f"trained to {fraction:.0%}, {duration(left, about=True)} left", flush=True)

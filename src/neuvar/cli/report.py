@@ -29,11 +29,11 @@ examples:
   neuvar report --open                         open the page in a browser
 """
     add = parser.add_argument
-    add("names", nargs="*", metavar="EXPERIMENT", help="which (default: all)")
+    add("names", nargs="*", metavar="EXPERIMENT", help="names or Python files (default: all)")
     add_results(parser)
     add("--out", type=Path, default=Path("out/report"), metavar="DIR",
         help="folder to write to (default: out/report)")  # fmt: skip
-    add("--scale", nargs="+", choices=SCALES, default=[], help="which results")
+    add("--scale", nargs="+", choices=SCALES, default=[], help="scales to report, see below")
     add("--into", nargs="+", type=Path, default=[], metavar="FILE",
         help="documents to update between their markers")  # fmt: skip
     add("--open", action="store_true", help="open the page in a browser")
@@ -41,29 +41,27 @@ examples:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from neuvar.report import gather, insert, load, write_claims  # imports numpy
-    from neuvar.report.text import VERDICTS
+    from neuvar.report import gather, insert, load, write  # imports numpy
+    from neuvar.report.documents import VERDICTS
 
     chosen = find_experiments(options.names)
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
     claims = gather(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):
-        what = [e.argument for e in chosen] if options.names else ["all"]
         scales = ["--scale", options.scale[0]] if options.scale else []
-        command = shlex.join(["neuvar", "run", *what, *scales])
+        command = shlex.join(["neuvar", "run", *(options.names or ["all"]), *scales])
         raise ValueError(f"{options.results} has no results to report; run them with: {command}")
-    report = write_claims(claims, options.out)
+    report = write(claims, options.out)
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:
         e, reasons = claim.experiment, [f.because for f in claim.findings] or [""]
         for (_, status, scale, n, _), because in zip(claim.rows(), reasons, strict=True):
             rows.append((e.number, e.name, " ".join(VERDICTS[status]), scale, n, because))
     print(*aligned(rows), sep="\n")
-    every = claims
     if options.into and (options.names or options.scale):  # documents may show the others
-        every = gather(lines, EXPERIMENTS.values())
+        claims = gather(lines, EXPERIMENTS.values())
     for document in options.into:
-        changed = insert(document, every, figures=options.out / "figures")
+        changed = insert(document, claims, figures=options.out / "figures")
         print(f"{'updated' if changed else 'unchanged'}: {document}")
     print(f"written: {report.page}")
     if options.open:

@@ -1,4 +1,4 @@
-"""``neuvar run``: run the runs of experiments, with progress and a clean stop."""
+"""``neuvar run``: run experiments, with progress, and resume after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from neuvar.experiments.experiment import SCALES
 from neuvar.experiments.run_spec import NOT_IN_KEY, Run
 
 PRECISIONS = ("float32", "bf16", "fp16")
-NOT_REPEATED = ("--fresh", "--yes", "--resume")
-"""Options that the command to resume does not repeat."""
+NOT_REPEATED = ("--fresh", "--yes")
+"""Options that are left out of the command to resume."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +60,15 @@ examples:
     add("--precision", choices=PRECISIONS, help="mixed precision, instead of the runs' own")
     add("--channels-last", action="store_true", help="use the channels-last memory format")
     add("--compile", action="store_true", help="compile the networks")
-    add("--engine", choices=ENGINES, default="local", help="processes here, or a Ray cluster")
-    add("--address", metavar="ADDRESS", help="of the Ray cluster; auto for a running one")
+    add("--engine", choices=ENGINES, default="local", help="local processes, or a Ray cluster")
+    add("--address", metavar="ADDRESS", help="address of the Ray cluster; auto for a running one")
     add("--workers", type=non_negative, default=0, metavar="N",
         help="runs at a time (0: as many as fit)")  # fmt: skip
     add("--data", type=Path, metavar="FOLDER", help="look here first for datasets")
     add("--tensorboard", type=Path, metavar="DIR", help="write curves for TensorBoard here")
     group = parser.add_argument_group("results and output")
     add_results(group)
-    again = group.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="skip finished runs (default)")
-    again.add_argument("--fresh", action="store_true", help="remove their results and run again")
+    group.add_argument("--fresh", action="store_true", help="remove earlier results and run again")
     group.add_argument("--yes", action="store_true", help="remove without asking")
     group.add_argument("--dry-run", action="store_true", help="show what would be run")
     group.add_argument("--quiet", action="store_true", help="show only the summary")
@@ -100,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"all {len(runs)} runs are finished; see them with: {report}")
         return 0
     _get_data(left, options.data)
-    resume = [*(word for word in options.words if word not in NOT_REPEATED), "--resume"]
+    resume = [word for word in options.words if word not in NOT_REPEATED]
     code = run_watched(runs, recorded, results, spec, resume=resume, quiet=options.quiet)
     if not code:
         print(f"see them with: {report}")
@@ -116,10 +114,10 @@ def run_watched(
     resume: Sequence[str],
     quiet: bool = False,
 ) -> int:
-    """Run runs with progress; 0, 1 if some failed, 130 after Ctrl-C or 143 after SIGTERM.
+    """Run and show progress. Returns 0; 1 if runs failed; 130 after Ctrl-C; 143 after SIGTERM.
 
     ``recorded`` are the lines of the results file; ``resume`` is the command that resumes the runs,
-    after ``neuvar``. Quiet, it prints only the summary.
+    without ``neuvar``; ``quiet`` prints only the summary.
     """
     start, names = time.monotonic(), labels(runs)
     progress: AbstractContextManager[SweepProgress | None] = nullcontext()
@@ -172,9 +170,12 @@ def _terminable() -> Iterator[None]:
 
 def _get_data(runs: Sequence[Run], folder: Path | None) -> None:
     """Download missing datasets before runs start, so that no worker waits for a download."""
+    datasets = _datasets(runs)
+    if not datasets:
+        return
     from neuvar.data import cache, loading  # imports torch
 
-    for name, count in _datasets(runs).items():
+    for name, count in datasets.items():
         try:
             obtained = loading.obtain(ENTRIES[name], folder=folder)
             if obtained.is_new:

@@ -20,7 +20,7 @@ PREFERRED = {
 DEFAULTS = {"noise": "gaussian", "fisher": "exact"}
 """Values that a label leaves out, like those that are 0, false or empty."""
 WITHOUT_NAME = {*FIRST, "noise", "penalty", "fisher", "label_noise"}
-"""Fields of which a label shows the value alone."""
+"""Fields whose value a label shows without the name."""
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -45,9 +45,9 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def runs_of(experiments: Iterable[Experiment], scale: Scale, trials: int) -> list[Run]:
-    """The runs of experiments, shared ones once: all of the first trial, then of the second, ...
+    """The runs of experiments, each once: first all runs of trial 1, then of trial 2, and so on.
 
-    So the finished runs of an interrupted sweep can be compared.
+    So an interrupted sweep has finished runs of every setting.
     """
     unique: dict[str, tuple[int, Run]] = {}
     for experiment in experiments:
@@ -82,7 +82,7 @@ def only(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
 
 
 def matches(text: str, value: object) -> bool:
-    """Whether a typed text stands for the value of a field.
+    """Whether text from the command line stands for the value of a field.
 
     >>> [matches(*pair) for pair in ((".050", 0.05), ("", ""), ("none", ""), ("1", True))]
     [True, True, True, False]

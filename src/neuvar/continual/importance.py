@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.nn.functional import linear
 
 from neuvar import _validate
 from neuvar._batches import Data, inputs_and_labels
@@ -28,12 +30,12 @@ SQUARED_BATCH = 256
 """Number of samples in each mean gradient of "squared_batch_mean"."""
 
 MEMORY = {"cpu": 1 << 25, "cuda": 1 << 29}
-"""Bytes of the gradients that are computed together; on a CPU they should fit into its cache."""
+"""Bytes of gradients to compute together; on a CPU they should fit into its cache."""
 
 MIN_LINEAR_SHARE = 0.9
 """:func:`by_layers` is faster if linear layers have at least this share of the weights.
 
-After two convolutions it took up to 1.2 times as long with a share of 0.7, half with 0.94."""
+With two convolutions it took up to 1.2 times as long at a share of 0.7, half as long at 0.94."""
 
 COMPARED = 8
 """Number of samples, evenly spaced, on which :func:`by_layers` is checked."""
@@ -48,13 +50,13 @@ def _log_probabilities(outputs: Tensor) -> Tensor:
     return outputs.log_softmax(1)
 
 
-def _own_labels(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Scores whose squared gradients sum to the expectation over labels that the model draws."""
+def _scores_of_all_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Scores √p·log p: the sum of their squared gradients is the mean over y drawn from p."""
     logs = _log_probabilities(outputs)
     return logs.detach().exp().sqrt() * logs
 
 
-def _given_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+def _scores_of_labels(outputs: Tensor, labels: Tensor) -> Tensor:
     return _log_probabilities(outputs).gather(1, labels[:, None])
 
 
@@ -66,10 +68,10 @@ Scores = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs and labels to scores, with one row per sample."""
 
 FISHERS: dict[str, Scores] = {
-    "exact": _own_labels,
-    "sampled": _given_labels,
-    "empirical": _given_labels,
-    "squared_batch_mean": _given_labels,
+    "exact": _scores_of_all_labels,
+    "sampled": _scores_of_labels,
+    "empirical": _scores_of_labels,
+    "squared_batch_mean": _scores_of_labels,
 }
 
 
@@ -85,18 +87,18 @@ def diagonal_fisher(
     weights, noise, gradients, buffers, modes and torch's global generators are as before.
 
     References:
-        Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, 2017. Kunstner,
-        Balles, Hennig: Limitations of the Empirical Fisher Approximation, 2019.
+        Kirkpatrick et al. 2017, Overcoming catastrophic forgetting in neural networks;
+        Kunstner et al. 2019, Limitations of the empirical Fisher approximation.
 
     Args:
         model: any network whose samples do not affect each other in evaluation mode. Where nearly
             all trained weights are in linear layers, each used once, a faster method is used.
         data: inputs with labels, as a pair of tensors or an iterable of such pairs; for "exact"
             and "sampled" inputs are enough.
-        kind: "exact" is the formula; "sampled" draws one label per input from the model in place of
+        kind: "exact" is the formula; "sampled" draws one label per input from the model instead of
             the sum over y; "empirical" uses the labels of the data. "squared_batch_mean", for
             comparison only, squares the mean gradient of 256 samples: it is common in public code,
-            far too small, and not the Fisher information.
+            but far too small, and not the Fisher information.
         seed: seed of the labels for "sampled".
         **arguments: for the model's forward pass, such as the head to use.
 
@@ -122,7 +124,7 @@ def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> Weight
     Labels are not used. Arguments and result are as for :func:`diagonal_fisher`.
 
     References:
-        Aljundi et al.: Memory Aware Synapses: Learning what (not) to forget, 2018.
+        Aljundi et al. 2018, Memory aware synapses: learning what (not) to forget.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
@@ -132,17 +134,17 @@ def output_sensitivity(model: nn.Module, data: Data, **arguments: Any) -> Weight
     return _mean_power(Problem(bare(model), arguments, _squared_norm, 1), data)
 
 
+@dataclass(eq=False)
 class Problem:
     """A network with arguments of its forward pass, its scores, and the power of their gradients.
 
     The power is 1 for magnitudes, 2 for squares.
     """
 
-    def __init__(
-        self, network: nn.Module, arguments: dict[str, Any], scores: Scores, power: int
-    ) -> None:
-        self.network, self.arguments, self.power = network, arguments, power
-        self._scores = scores
+    network: nn.Module
+    arguments: dict[str, Any]
+    score: Scores
+    power: int
 
     @cached_property
     def _fixed(self) -> Weights:
@@ -150,14 +152,14 @@ class Problem:
         return buffers | {name: p.detach() for name, p in self.network.named_parameters()}
 
     def outputs(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Outputs at these weights, and at the network's own for the others; it is not changed."""
+        """Outputs with these weights in place of the network's own, which are not changed."""
         tensors = self._fixed | weights
         out: Tensor = functional_call(self.network, tensors, (inputs,), self.arguments)
         return out
 
     def scores(self, weights: Weights, inputs: Tensor, labels: Tensor) -> Tensor:
         """Scores of each sample, one row per sample."""
-        return self._scores(self.outputs(weights, inputs), labels)
+        return self.score(self.outputs(weights, inputs), labels)
 
 
 Method = Callable[[Problem, Weights, Tensor, Tensor], Weights]
@@ -211,8 +213,8 @@ def choose_method(problem: Problem, weights: Weights, inputs: Tensor, labels: Te
         expected = by_vmap(problem, weights, x, y)
     except (RuntimeError, NotImplementedError):
         general, expected = by_loop, by_loop(problem, weights, x, y)
-    linear = _names(_linear_layers(problem.network, weights))
-    count = sum(w.numel() for name, w in weights.items() if name in linear)
+    in_layers = _names(_linear_layers(problem.network, weights))
+    count = sum(w.numel() for name, w in weights.items() if name in in_layers)
     if count < MIN_LINEAR_SHARE * sum(w.numel() for w in weights.values()):
         return general
     try:
@@ -272,10 +274,10 @@ def by_loop(
     """One gradient at a time, of single samples or of the mean over ``size`` samples."""
     totals = _zeros(weights)
     for x, y in zip(inputs.split(size), labels.split(size), strict=True):
-        live = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        for score in problem.scores(live, x, y).mean(0):
+        trained = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        for score in problem.scores(trained, x, y).mean(0):
             gradients = torch.autograd.grad(
-                score, list(live.values()), retain_graph=True, materialize_grads=True
+                score, list(trained.values()), retain_graph=True, materialize_grads=True
             )
             for total, gradient in zip(totals.values(), gradients, strict=True):
                 total.add_(_power_(gradient.to(total.dtype), problem.power))
@@ -292,17 +294,17 @@ def by_layers(
     :math:`(|\delta|^q)^T |a|^q`, and per-sample gradients are never formed.
     """
     layers = _linear_layers(problem.network, weights)
-    live = {n: w for n, w in weights.items() if n in _names(layers)}
-    others = {name: w for name, w in weights.items() if name not in live}
+    in_layers = {n: w for n, w in weights.items() if n in _names(layers)}
+    others = {name: w for name, w in weights.items() if name not in in_layers}
     totals = rest(problem, others, inputs, labels) if others else {}
-    totals |= _zeros(live)
+    totals |= _zeros(in_layers)
     widths = sum(layer.out_features + layer.in_features for layer in layers.values())
     count = _chunk_size(16 * widths, inputs)  # values, gradients, powers and sums in float32
     for x, y in zip(inputs.split(count), labels.split(count), strict=True):
         try:
-            terms = layer_sums(problem, live, x, y)
+            terms = layer_sums(problem, in_layers, x, y)
         except RuntimeError:  # these samples use a weight more than once
-            terms = rest(problem, live, x, y)
+            terms = rest(problem, in_layers, x, y)
         for name, term in terms.items():
             totals[name] += term
     return {name: totals[name] for name in weights}
@@ -311,11 +313,16 @@ def by_layers(
 def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Weights:
     """Sums for the linear layers that these samples use, from one forward pass."""
     layers = _linear_layers(problem.network, weights)
-    live = {n: weights[n].detach().requires_grad_() for n in _names(layers) if n in weights}
-    with _recorded(layers) as seen:
-        scores = problem.scores(live, inputs, labels)
-    _check_used_once(scores, live, seen)
-    outputs = [output for _, output in seen.values()]
+    trained = {n: weights[n].detach().requires_grad_() for n in _names(layers) if n in weights}
+    with _recorded(layers) as records:
+        scores = problem.scores(trained, inputs, labels)
+    elsewhere = torch.autograd.grad(
+        scores.sum(), list(trained.values()), retain_graph=True, allow_unused=True
+    )
+    for name, gradient in zip(trained, elsewhere, strict=True):
+        if gradient is not None:
+            raise RuntimeError(f"parameter {name!r} is used outside of its layer")
+    outputs = [output for _, output in records.values()]
     slopes = [torch.zeros_like(output) for output in outputs]
     for score in scores.unbind(1):
         # Samples are independent, so the gradient of the sum has each sample's own gradient.
@@ -325,38 +332,11 @@ def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tenso
         for slope, gradient in zip(slopes, gradients, strict=True):
             slope.add_(_power_(gradient, problem.power))
     totals: Weights = {}
-    for (name, (input_, _)), slope in zip(seen.items(), slopes, strict=True):
+    for (name, (input_, _)), slope in zip(records.items(), slopes, strict=True):
         weight_sum = slope.T @ _power_(input_.clone(), problem.power)
         sums = dict(zip(_names([name]), (weight_sum, slope.sum(0)), strict=True))
-        totals |= {leaf: total for leaf, total in sums.items() if leaf in live}
+        totals |= {leaf: total for leaf, total in sums.items() if leaf in trained}
     return totals
-
-
-def _check_used_once(scores: Tensor, live: Weights, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Raise unless each weight is used once, by its own layer."""
-    ends = {leaf: output.grad_fn for name, (_, output) in seen.items() for leaf in _names([name])}
-    users = _users(scores)
-    for node in list(users):
-        leaf = next((n for n, w in live.items() if getattr(node, "variable", None) is w), None)
-        if leaf is None:
-            continue
-        while node is not ends.get(leaf) and len(users.get(node, ())) == 1:
-            (node,) = users[node]  # noqa: PLW2901
-        if node is not ends.get(leaf):
-            raise RuntimeError(f"parameter {leaf!r} is used outside of its layer")
-
-
-def _users(scores: Tensor) -> dict[Any, list[Any]]:
-    """For each node of the autograd graph, the nodes that use its result."""
-    users: dict[Any, list[Any]] = {}
-    waiting = [scores.grad_fn] if scores.grad_fn else []
-    while waiting:
-        user = waiting.pop()
-        for used in [node for node, _ in user.next_functions if node is not None]:
-            if used not in users:
-                waiting.append(used)
-            users.setdefault(used, []).append(user)
-    return users
 
 
 def _names(layers: Iterable[str]) -> list[str]:
@@ -366,24 +346,36 @@ def _names(layers: Iterable[str]) -> list[str]:
 
 def _linear_layers(network: nn.Module, weights: Weights) -> dict[str, nn.Linear]:
     """Linear layers by name that have some of the weights."""
-    linear = {name: m for name, m in network.named_modules() if type(m) is nn.Linear}
-    return {name: m for name, m in linear.items() if weights.keys() & set(_names([name]))}
+    return {
+        name: m
+        for name, m in network.named_modules()
+        if type(m) is nn.Linear
+        and "forward" not in vars(m)  # else the layer was changed
+        and weights.keys() & set(_names([name]))
+    }
 
 
 @contextmanager
 def _recorded(layers: dict[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Record the input and output of each layer in one forward pass."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    """Record the input and output of each layer in one forward pass.
 
-    def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if name in seen or len(inputs) != 1 or inputs[0].dim() != 2:
+    Meanwhile the layers compute with detached weights. So the autograd graph has only those uses of
+    the weights that are outside of their layers.
+    """
+    records: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def forward(name: str, layer: nn.Linear, *inputs: Tensor, **others: Tensor) -> Tensor:
+        if name in records or others or len(inputs) != 1 or inputs[0].dim() != 2:
             raise RuntimeError(f"layer {name!r} is used twice, or not with one row per sample")
-        seen[name] = inputs[0].detach(), output
+        detached = {leaf: w.detach() for leaf, w in layer.named_parameters()}
+        output = linear(inputs[0], detached["weight"], detached.get("bias")).requires_grad_()
+        records[name] = inputs[0].detach(), output
         return output.clone()  # so that an in-place activation does not change the record
 
-    handles = [layer.register_forward_hook(partial(record, name)) for name, layer in layers.items()]
     try:
-        yield seen
+        for name, layer in layers.items():
+            vars(layer)["forward"] = partial(forward, name, layer)
+        yield records
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer in layers.values():
+            vars(layer).pop("forward", None)

@@ -52,16 +52,16 @@ class Penalty(ABC):
     gradient, and copies the weights at each call.
 
     Attributes:
-        strength: the factor λ >= 0. With 0, training is bit-identical to training without.
+        strength: the factor λ >= 0. With 0, training is bit-identical to that without penalty.
         at: "perturbed" or "clean" weights.
         tasks: number of tasks that are protected.
         last: the latest value, detached, for logging.
     """
 
     _tensors: tuple[str, ...] = ("importance", "anchor")
-    """Attributes, without their underscore, that hold a tensor for each parameter by name."""
+    """Names, without underscore, of the attributes that map parameter names to tensors."""
 
-    def __init__(self, strength: float, *, at: str) -> None:
+    def __init__(self, strength: float, *, at: str = "perturbed") -> None:
         self.at: str = _validate.one_of("at", at, ("clean", "perturbed"))
         self.strength = scale("strength", strength)
         self.tasks = 0
@@ -71,7 +71,7 @@ class Penalty(ABC):
         self._anchor: Weights = {}
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """The penalty at the model's present weights; exactly 0 before the first task ends."""
+        """The penalty at the model's current weights; exactly 0 before the first ``after_task``."""
         params = self._parameters(model)
         if not self.strength or not self.tasks:
             self.last = torch.zeros((), device=next(iter(params.values())).device)
@@ -88,7 +88,7 @@ class Penalty(ABC):
         return value
 
     def share(self, total: Tensor | float) -> float:
-        r"""The share of the latest penalty in a total loss; 0 if the total is 0.
+        r"""The latest penalty divided by the total loss; 0 if the total is 0.
 
         Under NVRM a penalty at perturbed weights includes :math:`\frac\lambda2 \sum_i \Omega_i
         \epsilon_i^2`. This term has no gradient, and may be most of the penalty.
@@ -119,7 +119,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
-        """Protect the present clean weights.
+        """Compute importances, and make the current clean weights the anchor.
 
         Args:
             model: the network after training on the task.
@@ -129,7 +129,7 @@ class Penalty(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all tensors, and plain numbers; includes an unfinished task of SI."""
+        """Copies of all tensors, and plain numbers; for SI, also those of an unfinished task."""
         tensors = {key: _copies(getattr(self, f"_{key}")) for key in self._tensors}
         numbers = {"tasks": self.tasks, "constant": self._constant}
         return {"method": type(self).__name__} | numbers | tensors
@@ -157,24 +157,24 @@ class Penalty(ABC):
         params = dict(bare(model).named_parameters())
         for key in self._tensors:
             weights = getattr(self, f"_{key}")
-            for name, known in weights.items():
+            for name, stored in weights.items():
                 p = params.get(name)
-                if p is None or p.shape != known.shape:
-                    has = "none" if p is None else tuple(p.shape)
+                if p is None or p.shape != stored.shape:
+                    shape = "none" if p is None else tuple(p.shape)
                     raise ValueError(
                         f"the penalty belongs to another model: it has parameter {name!r} of shape "
-                        f"{tuple(known.shape)}, this model has {has}"
+                        f"{tuple(stored.shape)}, this model has {shape}"
                     )
-                if p.device != known.device:
-                    weights[name] = known.to(p.device)
+                if p.device != stored.device:
+                    weights[name] = stored.to(p.device)
         if not params:
             raise ValueError("model has no parameters")
         return params
 
     def _protect(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
-        r"""Add the present clean weights with their importance.
+        r"""Add a term with these importances around the current clean weights.
 
-        With ``gamma``, earlier importances are multiplied by it and move to the present weights.
+        With ``gamma``, earlier importances are multiplied by it and move to the current weights.
         With None they stay at their own anchors: the sum of two quadratics is one quadratic,
 
         .. math:: A(\theta-a)^2 + B(\theta-b)^2 = (A+B)\left(\theta - \frac{Aa+Bb}{A+B}\right)^2
@@ -194,11 +194,11 @@ class Penalty(ABC):
             now = clean_copy(params[name])
             a = total.get(name, torch.zeros_like(b))
             difference = now - anchor.get(name, now)
-            # Where both importances are 0, any anchor is right.
-            part = torch.where(a + b > 0, b / (a + b), torch.ones_like(b))
-            constant += float((a * part * difference.square()).sum(dtype=torch.float64)) / 2
+            # Where both importances are 0, the anchor does not matter.
+            share = torch.where(a + b > 0, b / (a + b), torch.ones_like(b))
+            constant += float((a * share * difference.square()).sum(dtype=torch.float64)) / 2
             total[name] = a + b
-            anchor[name] = (now - (1 - part) * difference).to(now.dtype)
+            anchor[name] = (now - (1 - share) * difference).to(now.dtype)
         self._importance, self._anchor, self._constant = total, anchor, constant
         self.tasks += 1
 
@@ -286,7 +286,7 @@ class MAS(Penalty):
     latest task. The paper's λ has no factor ½: it is half our strength. Labels are not used.
 
     References:
-        Aljundi et al.: Memory Aware Synapses: Learning what (not) to forget, 2018.
+        Aljundi et al. 2018, Memory aware synapses: learning what (not) to forget.
 
     Args:
         strength: the factor λ >= 0.
@@ -299,16 +299,13 @@ class MAS(Penalty):
     True
     """
 
-    def __init__(self, strength: float, *, at: str = "perturbed") -> None:
-        super().__init__(strength, at=at)
-
     def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
         self._parameters(model)
         self._protect(model, output_sensitivity(model, data, **arguments), gamma=1.0)
 
 
 class SI(Penalty):
-    r"""Synaptic intelligence: importance is how much the path of a weight lowered the loss.
+    r"""Synaptic intelligence: importance is how much the steps of a weight lowered the loss.
 
     .. math:: \Omega_i = \sum_k \frac{\max(\omega_{k,i}, 0)}{\Delta_{k,i}^2 + \xi}, \qquad
               \omega_{k,i} = -\sum_t g_{t,i} (\theta_{t+1,i} - \theta_{t,i})
@@ -323,7 +320,7 @@ class SI(Penalty):
     be recovered from the clipped one.
 
     References:
-        Zenke, Poole, Ganguli: Continual Learning Through Synaptic Intelligence, 2017.
+        Zenke et al. 2017, Continual learning through synaptic intelligence.
 
     Args:
         strength: the factor λ >= 0.
@@ -360,7 +357,7 @@ class SI(Penalty):
     def __call__(self, model: nn.Module) -> Tensor:
         """The penalty, see :class:`Penalty`; also records the weights before the next step."""
         value = super().__call__(model)
-        if not torch.is_grad_enabled():  # only the value is wanted
+        if not torch.is_grad_enabled():  # no training step follows
             return value
         trained = {n: p for n, p in self._parameters(model).items() if p.requires_grad}
         self._reset_step()
@@ -412,12 +409,12 @@ class SI(Penalty):
         self._reset_step()
 
     def after_task(self, model: nn.Module, data: Data | None = None, **arguments: Any) -> None:
-        """Protect the present clean weights; data is not used."""
+        """Compute importances from the recorded steps; data is not used."""
         params = self._parameters(model)
         if not self._path:
             raise ValueError("after_task needs at least one step with penalty(model), after_step")
         if not any(bool(path.any()) for path in self._path.values()):
-            raise ValueError("after_step saw no gradients in this task: call it before zero_grad")
+            raise ValueError("after_step got only zero gradients: call it before zero_grad")
         importance = {}
         for name, path in self._path.items():
             moved = clean_copy(params[name]) - self._start[name]

@@ -17,7 +17,7 @@ from neuvar import _validate
 from neuvar.data import Dataset, Split
 
 ROTATED_AT_ONCE = 4096
-"""Number of images that are rotated together; limits the memory for floats."""
+"""Number of images that are rotated together; limits the memory."""
 
 View = Callable[[Split], Split]
 
@@ -29,8 +29,8 @@ class Task:
     Attributes:
         number: position in the stream, from 0.
         name: such as "permutation 3".
-        classes: its classes of the dataset, in the order of its labels.
-        head: its head of a multi-head network; 0 if there is only one head.
+        classes: classes of the dataset that the task has, in the order of its labels.
+        head: head of a multi-head network to use; 0 if there is only one head.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Stream(Sequence[Task]):
     Attributes:
         name: such as "permuted-mnist".
         tasks: its tasks, in order.
-        outputs: number of outputs of each head of a network for it.
+        outputs: number of outputs of each head that a network for this stream needs.
     """
 
     name: str
@@ -132,7 +132,7 @@ def rotated_tasks(data: Dataset, angles: Sequence[float]) -> Stream:
 
 
 def _one_head(kind: str, data: Dataset, views: Sequence[tuple[str, View]]) -> Stream:
-    """Tasks with all classes and one head: the dataset seen in different ways, by name."""
+    """Tasks with all classes and one head, each with its name and its view of the dataset."""
     classes = tuple(range(data.classes))
     tasks = (Task(k, name, classes, 0, data, view) for k, (name, view) in enumerate(views))
     return Stream(f"{kind}-{data.name}", tuple(tasks), (data.classes,))
@@ -173,18 +173,18 @@ def split_tasks(
 
 def _checked_groups(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
     try:
-        chosen = [
+        checked = [
             tuple(_validate.integer("groups", k, low=0, high=classes - 1) for k in group)
             for group in groups
         ]
     except (TypeError, ValueError):
-        chosen = []
-    every = [k for group in chosen for k in group]
-    if not (chosen and all(chosen)) or len(set(every)) < len(every):
+        checked = []
+    all_classes = [k for group in checked for k in group]
+    if not (checked and all(checked)) or len(set(all_classes)) < len(all_classes):
         raise ValueError(
             f"groups must be lists of different classes from 0 to {classes - 1}, got {groups!r}"
         )
-    return chosen
+    return checked
 
 
 def _permuted(split: Split, order: Tensor) -> Split:
@@ -197,9 +197,9 @@ def _selected(split: Split, classes: tuple[int, ...], *, keep_labels: bool) -> S
     where = torch.isin(split.labels, torch.tensor(classes)).nonzero().squeeze(1)
     labels = split.labels[where]
     if not keep_labels:
-        places = torch.full((max(classes) + 1,), -1)
-        places[list(classes)] = torch.arange(len(classes))
-        labels = places[labels]
+        new_labels = torch.full((max(classes) + 1,), -1)
+        new_labels[list(classes)] = torch.arange(len(classes))
+        labels = new_labels[labels]
     return Split(split.images[where], labels)
 
 

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from neuvar.data.batches import Augmentation, Batches, Normalization, normalization
     from neuvar.data.catalogue import DataError
     from neuvar.data.dataset import Dataset, Split, mnist_excerpt
-    from neuvar.data.loading import LOADERS, NAMES, cifar10, cifar100, fashion_mnist, load, mnist
+    from neuvar.data.loading import LOADERS, NAMES, load
 else:
     __getattr__, __dir__ = _attach(
         __name__,
         batches="Augmentation Batches Normalization normalization",
         catalogue="DataError",
         dataset="Dataset Split mnist_excerpt",
-        loading="LOADERS NAMES cifar10 cifar100 fashion_mnist load mnist",
+        loading="LOADERS NAMES load",
     )
 
 __all__ = [
@@ -27,11 +27,7 @@ __all__ = [
     "Dataset",
     "Normalization",
     "Split",
-    "cifar10",
-    "cifar100",
-    "fashion_mnist",
     "load",
-    "mnist",
     "mnist_excerpt",
     "normalization",
 ]

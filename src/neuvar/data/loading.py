@@ -22,7 +22,7 @@ from neuvar.data.dataset import Dataset, mnist_excerpt, splits
 from neuvar.data.verified import read_cifar
 
 NAMES = ("mnist-excerpt", *ENTRIES, "cifar100-coarse")
-"""The datasets that come with :func:`load`."""
+"""The datasets that :func:`load` knows; see also ``LOADERS``."""
 
 LOADERS: dict[str, Callable[[], Dataset]] = {"mnist-excerpt": mnist_excerpt}
 """Further datasets by name: functions that return a :class:`Dataset`. You may add your own."""
@@ -46,6 +46,12 @@ def load(
         folder: folder of official files to look into first; default ``NEUVAR_DATA``.
         download: whether to download a dataset that is not on this machine.
         progress: whether to show the progress of a download; by default on a terminal.
+
+    References:
+        MNIST: LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document
+        recognition, Proceedings of the IEEE 86 (1998). Fashion-MNIST: Xiao, Rasul, Vollgraf,
+        arXiv:1708.07747 (2017). CIFAR: Krizhevsky: Learning multiple layers of features from tiny
+        images (2009).
 
     Raises:
         DataError: if no source has the dataset, or a local file is damaged. It is a ValueError.
@@ -75,52 +81,6 @@ def load(
     return Dataset(name, len(names), *fine, names, superclass, coarse_names)
 
 
-def mnist(*, folder: str | Path | None = None, download: bool = True) -> Dataset:
-    """Load MNIST: 60,000 and 10,000 images of 28×28, ten digits; see :func:`load`.
-
-    References:
-        LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition,
-        Proceedings of the IEEE 86 (1998).
-    """
-    return load("mnist", folder=folder, download=download)
-
-
-def fashion_mnist(*, folder: str | Path | None = None, download: bool = True) -> Dataset:
-    """Load Fashion-MNIST: 60,000 and 10,000 images of 28×28, ten classes; see :func:`load`.
-
-    References:
-        Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747 (2017).
-    """
-    return load("fashion-mnist", folder=folder, download=download)
-
-
-def cifar10(*, folder: str | Path | None = None, download: bool = True) -> Dataset:
-    """Load CIFAR-10: 50,000 and 10,000 images of 3×32×32, ten classes; see :func:`load`.
-
-    References:
-        Krizhevsky: Learning multiple layers of features from tiny images (2009).
-    """
-    return load("cifar10", folder=folder, download=download)
-
-
-def cifar100(
-    *, labels: str = "fine", folder: str | Path | None = None, download: bool = True
-) -> Dataset:
-    """Load CIFAR-100: 50,000 and 10,000 images of 3×32×32, 100 classes in 20 superclasses.
-
-    Args:
-        labels: "fine" for the 100 classes, "coarse" for the 20 superclasses.
-        folder: see :func:`load`.
-        download: see :func:`load`.
-
-    References:
-        Krizhevsky: Learning multiple layers of features from tiny images (2009).
-    """
-    _validate.one_of("labels", labels, ("fine", "coarse"))
-    name = "cifar100" if labels == "fine" else "cifar100-coarse"
-    return load(name, folder=folder, download=download)
-
-
 @dataclass(frozen=True, eq=False)
 class Obtained:
     """The verified arrays of a dataset; new if neither the local folder nor the cache has them."""
@@ -139,9 +99,10 @@ def obtain(
     progress: bool | None = None,
 ) -> Obtained:
     """Try one source after another; if all fail, the error says why each of them did."""
-    if (path := find_locally(entry, folder)) is not None:
+    local = data_folder(folder)
+    if local is not None and (path := find_in_folder(entry, local)) is not None:
         return Obtained(read_folder(entry, path), str(path))
-    reasons = [f"it is not in {_data_folder(folder) or 'NEUVAR_DATA, which is not set'}"]
+    reasons = [f"it is not in {local or 'NEUVAR_DATA, which is not set'}"]
     try:
         if cache.has(entry):
             return Obtained(cache.read(entry), "the cache", is_cached=True)
@@ -160,13 +121,8 @@ def obtain(
     raise DataError(f"could not load {entry.title}: {'; '.join(reasons)}")
 
 
-def find_locally(entry: Entry, folder: str | Path | None) -> Path | None:
-    """Path of a dataset in the local folder, if there is one."""
-    local = _data_folder(folder)
-    return find_in_folder(entry, local) if local is not None else None
-
-
-def _data_folder(folder: str | Path | None) -> Path | None:
+def data_folder(folder: str | Path | None) -> Path | None:
+    """The folder to look into first: this one, or ``NEUVAR_DATA`` if it is set."""
     chosen = folder or os.environ.get("NEUVAR_DATA")
     return cache.expand_home(chosen) if chosen else None
 

@@ -104,7 +104,8 @@ class _Transfer:
 
     def check_speed(self) -> None:
         """Raise a DataError if the server is too slow."""
-        received = self._received  # read first, because an attempt resets it last
+        # Read before _started: a new attempt sets _started first, so there is no false alarm.
+        received = self._received
         seconds = time.monotonic() - self._started
         if seconds > GRACE and received < SPEED * seconds:
             raise DataError(f"the server is slower than {SPEED:.0f} bytes per second")

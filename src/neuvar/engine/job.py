@@ -15,20 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from neuvar import _validate
 from neuvar.engine.results_file import Line
 from neuvar.experiments.experiment import ExperimentFile
 from neuvar.experiments.run_spec import Run, as_dict
 
-Engine = Literal["local", "ray"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
+ENGINES = ("local", "ray")
 Kind = Literal["started", "progress", "finished", "diverged", "failed", "taken"]
 PROGRESS_SECONDS = 0.2
 """Minimum time between two progress events of a run."""
 RETRY_SECONDS = 0.5
-"""If another process is running a run, it is tried again after this time."""
+"""How long to wait before trying again to lock a run that another process is running."""
 GIT_SECONDS = 20.0
 SOURCES = Path(__file__).parents[1]
 
@@ -45,8 +44,8 @@ class SweepSpec:
             among them as threads.
         device: "cpu", "mps", "cuda" for all GPUs, or "cuda:1" for one.
         data: folder of datasets; see :func:`neuvar.data.load`.
-        address: address of the Ray cluster; None for the one that ``RAY_ADDRESS`` names, or else
-            for a new one on this machine that ends with the sweep.
+        address: address of the Ray cluster; by default ``RAY_ADDRESS``. If that is not set, a
+            cluster is started on this machine and stopped after the sweep.
         tensorboard: folder for TensorBoard's files, with one folder per run.
         files: experiment files that each process loads before its first run.
         run_one: the function that trains, if not :func:`neuvar.experiments.run_one`; other
@@ -74,8 +73,7 @@ class SweepSpec:
             return
         if self.address is not None:
             raise ValueError(f"address needs engine ray, got {self.address!r} and {self.engine}")
-        if self.device != "cpu":
-            check_device(self.device)
+        check_device(self.device)
         if self.data is not None and not Path(self.data).is_dir():
             raise ValueError(f"data must be a folder, got {str(self.data)!r}")
 
@@ -182,7 +180,8 @@ def run_job(spec: SweepSpec, run: Run, checkpoint: Path, tally: Tally, writer: A
         file.load()
     if torch.get_num_threads() != spec.threads:
         torch.set_num_threads(spec.threads)
-    origin = provenance(spec.device, spec.threads)  # now: during the run the sources may change
+    # Before the run, because the sources may change during it.
+    origin = provenance(spec.device, spec.threads)
     outcome = (spec.run_one or run_one)(
         run,
         device=spec.device,

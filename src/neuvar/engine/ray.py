@@ -27,7 +27,7 @@ from neuvar.engine.job import (
     run_job,
     summary_writer,
 )
-from neuvar.engine.results_file import Claim, Line, Results, claim
+from neuvar.engine.results_file import Line, Results, RunLock, lock_run
 from neuvar.experiments.run_spec import Run
 
 RETRIES = 5
@@ -55,7 +55,7 @@ class MessageBoard:
 
 
 class RayPool:
-    """Runs on the machines of a connected cluster; ``ray`` is the module."""
+    """A sweep on the machines of a connected cluster; ``ray`` is the module."""
 
     def __init__(self, ray: Any, spec: SweepSpec, results: Results, tally: Tally) -> None:
         self._ray, self._spec, self._results, self._tally = ray, spec, results, tally
@@ -74,7 +74,7 @@ class RayPool:
         self._board = board.remote()
         self._request: Any = None
         self._waiting: dict[Run, float] = {}  # with the time when each is due
-        self._tasks: dict[Any, tuple[Run, Claim]] = {}
+        self._tasks: dict[Any, tuple[Run, RunLock]] = {}
         self._writers: dict[str, Any] = {}
 
     def run(self, runs: list[Run]) -> None:
@@ -94,9 +94,9 @@ class RayPool:
                 for task in done:
                     self._collect(task)
         finally:
-            for task, (_, own) in self._tasks.items():
+            for task, (_, run_lock) in self._tasks.items():
                 self._ray.cancel(task, force=True)
-                own.release()
+                run_lock.release()
             for writer in self._writers.values():
                 writer.close()
 
@@ -107,24 +107,25 @@ class RayPool:
         for run in [run for run, due in self._waiting.items() if due <= time.monotonic()]:
             if len(self._tasks) >= most:
                 return
-            own = claim(self._results.checkpoints, run.key)
-            if own is None:
+            run_lock = lock_run(self._results.checkpoints, run.key)
+            if run_lock is None:
                 self._waiting[run] = time.monotonic() + RETRY_SECONDS
                 self._tally.report("taken", run)
                 continue
             del self._waiting[run]
             if (line := self._results.recorded(run.key)) is not None:
-                own.release(finished=True)
+                run_lock.release(finished=True)
                 self._tally.report_recorded(run, line)
             else:
                 # Name of the folder for checkpoints on the other machines.
                 name = f"{platform.node()}:{self._results.path}".encode()
                 folder = hashlib.sha256(name).hexdigest()[:16]
-                self._tasks[self._task.remote(self._spec, run, self._board, folder)] = run, own
+                task = self._task.remote(self._spec, run, self._board, folder)
+                self._tasks[task] = run, run_lock
 
     def _collect(self, task: Any) -> None:
         """Record a run that has ended."""
-        run, own = self._tasks[task]
+        run, run_lock = self._tasks[task]
         try:
             result = self._ray.get(task)
             if isinstance(result, dict):
@@ -134,7 +135,7 @@ class RayPool:
         del self._tasks[task]
         if not self._is_running(run):
             self._tally.report("started", run)
-        own.release(finished=isinstance(result, dict))
+        run_lock.release(finished=isinstance(result, dict))
         if isinstance(result, dict):
             self._tally.report_recorded(run, result)
         else:
@@ -242,20 +243,20 @@ def _run_on_node(spec: SweepSpec, run: Run, board: Any, folder: str) -> Line | s
         lambda event: board.put.remote(run.key, event.kind, event.fraction), PROGRESS_SECONDS
     )
     writer = BoardWriter(board, run.key) if spec.tensorboard is not None else None
-    own = None
+    run_lock = None
     result: Line | str
     try:
         top.mkdir(mode=0o700, exist_ok=True)
         if top.stat().st_uid != os.getuid():
             raise PermissionError(f"{top} belongs to another user")
-        # A process that is about to be killed may still have the claim.
-        while (own := claim(top / folder, run.key)) is None:
+        # A process that is about to be killed may still hold the lock.
+        while (run_lock := lock_run(top / folder, run.key)) is None:
             time.sleep(RETRY_SECONDS)
-        result = run_job(spec, run, own.checkpoint, tally, writer)
+        result = run_job(spec, run, run_lock.checkpoint, tally, writer)
     except Exception as error:  # noqa: BLE001 - reported; the other runs continue
         result = error_message(error, spec.files)
-    if own is not None:
-        own.release(finished=isinstance(result, dict))
+    if run_lock is not None:
+        run_lock.release(finished=isinstance(result, dict))
     with contextlib.suppress(OSError):  # not empty: other runs resume from it
         (top / folder).rmdir()
     # Messages arrive in order: when this one has arrived, all have.

@@ -1,4 +1,4 @@
-"""Results files: one JSON line per run, safe for several writers, and claims on runs."""
+"""Results files: one JSON line per run, safe for several writers, and locks of runs."""
 
 from __future__ import annotations
 
@@ -72,24 +72,19 @@ class Results:
             recorded, _, intact = _parse(data)
             if line["key"] in recorded:
                 return False
-            ended = not intact or data[:intact].endswith(b"\n")
             file.truncate(intact)
-            self._append(file.fileno(), text if ended else b"\n" + text)
+            unwritten = text if data[:intact].endswith(b"\n") or not intact else b"\n" + text
+            try:
+                while unwritten:  # a nearly full disk takes a part; the next write raises the error
+                    unwritten = unwritten[os.write(file.fileno(), unwritten) :]
+                os.fsync(file.fileno())
+            except BaseException as error:
+                file.truncate(intact)
+                if not isinstance(error, OSError):
+                    raise
+                why = f"could not add a result to {self.path}, which is unchanged: {error.strerror}"
+                raise OSError(error.errno, why) from None
         return True
-
-    def _append(self, file: int, text: bytes) -> None:
-        """Append text, all of it or nothing."""
-        length = os.fstat(file).st_size
-        try:
-            while text:  # a nearly full disk takes a part; the next write raises the error
-                text = text[os.write(file, text) :]
-            os.fsync(file)
-        except BaseException as error:
-            os.ftruncate(file, length)
-            if not isinstance(error, OSError):
-                raise
-            message = f"could not add a result to {self.path}, which is unchanged: {error.strerror}"
-            raise OSError(error.errno, message) from None
 
     def lines(self, *, warn: bool = True) -> dict[str, Line]:
         """All results by key, in the order in which they were added.
@@ -136,9 +131,10 @@ class Results:
 
     def remove_checkpoints(self, keys: Iterable[str]) -> None:
         """Remove the checkpoints of runs that no process is running."""
+        folder = self.checkpoints
         for key in keys:
-            if any(self.checkpoints.glob(f"{key}.*")) and (own := claim(self.checkpoints, key)):
-                own.release(finished=True)
+            if any(folder.glob(f"{key}.*")) and (run_lock := lock_run(folder, key)):
+                run_lock.release(finished=True)
 
     def check(self) -> None:
         """Raise an OSError if results cannot be written."""
@@ -152,8 +148,8 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The right to run a run: while a process holds it, no other process runs this run.
+class RunLock:
+    """The lock of a run: while a process holds it, no other process runs this run.
 
     Attributes:
         checkpoint: the file that the run is saved to.
@@ -164,7 +160,7 @@ class Claim:
     lock: FileIO
 
     def release(self, *, finished: bool = False) -> None:
-        """Release the claim; if the run is finished, remove its checkpoint."""
+        """Release the lock; if the run is finished, remove its checkpoint."""
         if finished:
             for path in self.checkpoint.parent.glob(f"{self.checkpoint.name}*"):
                 path.unlink(missing_ok=True)
@@ -173,16 +169,16 @@ class Claim:
         self.lock.close()
 
 
-def claim(folder: Path, key: str) -> Claim | None:
-    """Claim a run in a folder of checkpoints; None if another process has it."""
+def lock_run(folder: Path, key: str) -> RunLock | None:
+    """Lock a run by a file in the folder of checkpoints; None if another process has the lock."""
     try:
-        return Claim(folder / f"{key}.pt", lock(folder / f"{key}.lock", wait=False))
+        return RunLock(folder / f"{key}.pt", lock(folder / f"{key}.lock", wait=False))
     except BlockingIOError:
         return None
 
 
 def lock(path: Path, *, wait: bool = True) -> FileIO:
-    """Open a file, which is made if needed, and lock it until it is closed.
+    """Open a file, creating it if needed, and lock it until it is closed.
 
     The kernel releases the lock of a process that dies. Raises BlockingIOError if ``wait`` is false
     and another process has the lock.

@@ -30,7 +30,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy and memorized wrong labels against b."""
     every = [b for b in query.values(results, "b") if b]
     plain = query.group(results, optimizer="sgd")
-    made = []
+    plots = []
     for metric, title in (
         ("test_accuracy", "test accuracy, last epoch"),
         ("memorized", "wrong labels memorized, last epoch"),
@@ -41,8 +41,8 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             grid = query.values(trials, "b")
             label = NAMES[name] + query.ON_AXIS
             lines.append(query.against(trials, "b", grid, metric, label, role))
-        made.append(Panel(title.capitalize(), "b", title, tuple(lines), log_x=True))
-    return made
+        plots.append(Panel(title.capitalize(), "b", title, tuple(lines), log_x=True))
+    return plots
 
 
 def table(results: Sequence[Result]) -> Table:

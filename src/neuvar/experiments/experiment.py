@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,8 +27,8 @@ class Experiment:
     Attributes:
         title: a few words.
         sentence: the claim.
-        runs: returns the runs of a scale ("smoke", "cpu" or "paper") for a number of trials, which
-            are numbered by their seeds from 0; 0 trials stands for the scale's own number.
+        runs: returns the runs for a scale ("smoke", "cpu" or "paper") and a number of trials. The
+            first trial has seed 0, the next seed 1, and so on. 0 trials means the scale's default.
         table: returns the table of results.
         check: returns the verdict: whether the results support the claim.
         panels: returns the panels of the figure.
@@ -50,10 +51,10 @@ class Experiment:
     source: str = ""
     file: ExperimentFile | None = None
 
-    @property
-    def argument(self) -> str:
-        """What the command line calls it: its file, or its name."""
-        return self.file.path if self.file else self.name
+    def command(self, scale: Scale, trials: int = 0) -> str:
+        """The command that runs it."""
+        text = f"neuvar run {shlex.quote(self.file.path if self.file else self.name)}"
+        return f"{text} --scale {scale}" + (f" --trials {trials}" if trials else "")
 
 
 @dataclass(frozen=True)

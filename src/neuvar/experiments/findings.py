@@ -112,7 +112,7 @@ class Verdict:
         outcome: "true", "false" or "undecided".
         because: the reason, in a sentence.
         cases: the comparisons that decided; ``str(case)`` is one with its numbers.
-        preliminary: whether more trials are to come: fewer than five, or not all that are planned.
+        preliminary: whether there are fewer than five trials, or planned trials are missing.
     """
 
     outcome: Outcome
@@ -181,7 +181,7 @@ def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]
     return tuple(better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys()))
 
 
-LEAST = 5
+MIN_TRIALS = 5
 """A verdict on fewer trials is preliminary."""
 NO_CHOICE = "no b was chosen"
 WORDS = ("better", "worse", "no significant difference", "diverged", NO_CHOICE)
@@ -199,8 +199,8 @@ class Case:
         lower: whether lower values of the metric support the claim.
         percent: whether the metric is a share, to be shown in percentage points.
         ratio: whether the metric is a logarithm, so that differences are shown as ratios.
-        failed: whether every trial of the method that the claim favours diverged, and not every
-            trial of the other method: that counts against the claim.
+        failed: whether all trials of the method that the claim favours diverged, but not all
+            trials of the other method. This counts against the claim.
         judged: whether it is part of the claim; otherwise it is only shown.
         choice: how b was chosen, or "".
     """
@@ -300,5 +300,5 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     counts[0] += " case" if counts[0].endswith(" 1") else " cases"
     if len(counts) == 1 and len(words) > 1:
         counts[0] = counts[0].replace(" in ", " in all ")
-    few = any(case.n < LEAST for case in judged)
+    few = any(case.n < MIN_TRIALS for case in judged)
     return Verdict(outcome, f"{what}: {', '.join(counts)}.", shown, few)

@@ -56,8 +56,8 @@ def runs(kind: str, scale: Scale, trials: int = 0) -> list[Run]:
     seeds, rates = range(trials or TRIALS[scale]), RATES[kind]
     both = (0.0, PAPER_B)
     if scale == "smoke":
-        what = SMOKE | {"label_noise": kind, "noise_rate": 0.4}
-        return [flipped_run(scale, b, s, **what) for s in seeds for b in both]
+        fields = SMOKE | {"label_noise": kind, "noise_rate": 0.4}
+        return [flipped_run(scale, b, s, **fields) for s in seeds for b in both]
     if scale == "paper":
         return [
             flipped_run(scale, b, s, label_noise=kind, noise_rate=rate, data=data)
@@ -85,43 +85,39 @@ def settings(kind: str, scale: Scale) -> str:
     return f"Wrong labels: {FLIPS[kind]}. {text}"
 
 
-def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result], float | None]]:
-    """Dataset, rate of wrong labels, results, and the b that is compared with SGD.
-
-    Each rate has its own b, chosen on held-out images if there are several.
-    """
-    made = []
+def cases(results: Sequence[Result]) -> list[tuple[str, float, list[Result]]]:
+    """Each dataset and rate of wrong labels, with their results."""
+    compared = []
     for data, rate in product(query.values(results, "data"), query.values(results, "noise_rate")):
         if trials := query.matching(results, data=data, noise_rate=rate):
-            b, _ = query.choice(query.with_noise(trials))
-            made.append((data, rate, trials, b))
-    return made
+            compared.append((data, rate, trials))
+    return compared
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy, accuracy on the labels trained with, and wrong labels memorized."""
     shown = cases(results)
-    hardest = {data: max(rate for d, rate, _, _ in shown if d == data) for data, *_ in shown}
-    made = []
-    for data, rate, trials, b in shown:
+    hardest = {data: max(rate for d, rate, _ in shown if d == data) for data, *_ in shown}
+    plots = []
+    for data, rate, trials in shown:
         metrics = {"test_accuracy": "test accuracy"}
         if rate == 0.4 or rate == hardest[data]:
             metrics["train_accuracy"] = "training accuracy"
             metrics["memorized"] = "wrong labels memorized"
-        at = [s for s in (0.0, b) if s is not None]
+        b, _ = query.choice(query.with_noise(trials))  # the b that is compared with SGD
+        at = [0.0] if b is None else [0.0, b]
         title = f"{DATA_NAMES[data]}, {100 * rate:.0f} % wrong labels"
-        made += [
+        plots += [
             Panel(title, "epoch", y_label, query.curves(trials, metric, "SGD", at))
             for metric, y_label in metrics.items()
         ]
-    return made
+    return plots
 
 
 def table(results: Sequence[Result]) -> Table:
     """The last epoch, and the best; the last is what a user without clean data gets."""
     settings = [
-        ((DATA_NAMES[data], f"{100 * rate:.0f} %"), trials)
-        for data, rate, trials, _ in cases(results)
+        ((DATA_NAMES[data], f"{100 * rate:.0f} %"), trials) for data, rate, trials in cases(results)
     ]
     rows = query.rows_by_b(settings, "SGD")
     columns = {
@@ -136,12 +132,12 @@ def table(results: Sequence[Result]) -> Table:
 def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM-SGD tests better and memorizes fewer wrong labels, in every case."""
     compared = []
-    for data, rate, trials, _ in cases(results):
-        pair = query.with_noise(trials), query.matching(trials, b=0.0)
+    for data, rate, trials in cases(results):
         name = f"{DATA_NAMES[data]}, {100 * rate:.0f} %"
+        memorized = f"{name}, wrong labels memorized"
         compared += [
-            query.compare(f"{name}, test accuracy", *pair, "test_accuracy"),
-            query.compare(f"{name}, wrong labels memorized", *pair, "memorized", lower=True),
+            query.compare_noise(f"{name}, test accuracy", trials, "test_accuracy"),
+            query.compare_noise(memorized, trials, "memorized", lower=True),
         ]
     return judge("At the last epoch, NVRM-SGD against SGD", compared)
 

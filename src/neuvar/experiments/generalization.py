@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -28,8 +29,8 @@ HELD_OUT: dict[Scale, str] = dict.fromkeys(
 ) | {"paper": " b is chosen on 5,000 training images that are held out, unlike in the paper."}
 
 
-def clean_runs(scale: Scale, families: Sequence[str], trials: int = 0) -> list[Run]:
-    """Training on clean labels, then evaluation under weight noise, for experiment 1."""
+def clean_runs(families: Sequence[str], scale: Scale, trials: int = 0) -> list[Run]:
+    """Train on clean labels, then evaluate under weight noise, for experiments 1 and 2."""
     sets = ("cifar10", "cifar100") if scale == "paper" else (SIZES[scale]["data"],)
     evaluated: dict[str, Any] = {"eval_noise": EVAL_NOISE[scale], "reestimate": True}
     evaluated |= {"held_out": 5000} if scale == "paper" else {}
@@ -42,21 +43,16 @@ def clean_runs(scale: Scale, families: Sequence[str], trials: int = 0) -> list[R
     ]
 
 
-def runs(scale: Scale, trials: int = 0) -> list[Run]:
-    """VGG and MobileNetV2."""
-    return clean_runs(scale, ("vgg", "mobilenet"), trials)
-
-
 def networks(results: Sequence[Result]) -> list[query.Setting]:
     """Each family of networks on each dataset, with its results."""
-    made: list[query.Setting] = []
+    settings: list[query.Setting] = []
     for data, (family, name) in product(query.values(results, "data"), FAMILIES.items()):
         # At the smoke scale an MLP stands for VGG.
         prefixes = (family, "mlp") if family == "vgg" else (family,)
         on_data = query.matching(results, data=data)
         if trials := [r for r in on_data if r.run.model.startswith(prefixes)]:
-            made.append(((f"{name}, {DATA_NAMES[data]}",), trials))
-    return made
+            settings.append(((f"{name}, {DATA_NAMES[data]}",), trials))
+    return settings
 
 
 def gap(result: Result) -> tuple[float, ...]:
@@ -67,17 +63,17 @@ def gap(result: Result) -> tuple[float, ...]:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Gap and test accuracy by epoch."""
-    made = []
+    plots = []
     for (name,), trials in networks(query.group(results)):
         tests = query.curves(trials, "test_accuracy", "SGD")
         gaps = tuple(
             replace(test, trials=tuple(map(gap, query.group(trials, b=test.b)))) for test in tests
         )
-        made += [
+        plots += [
             Panel(name, "epoch", "generalization gap", gaps, signed=True),
             Panel(name, "epoch", "test accuracy", tests),
         ]
-    return made
+    return plots
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -91,10 +87,10 @@ def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM, at its chosen b, narrows the gap and improves the test accuracy."""
     cases = []
     for (name,), trials in networks(results):
-        pair = query.with_noise(trials), query.matching(trials, b=0.0)
+        title = f"{name}, generalization gap"
         cases += [
-            query.compare(f"{name}, generalization gap", *pair, lambda r: gap(r)[-1], lower=True),
-            query.compare(f"{name}, test accuracy", *pair, "test_accuracy"),
+            query.compare_noise(title, trials, lambda r: gap(r)[-1], lower=True),
+            query.compare_noise(f"{name}, test accuracy", trials, "test_accuracy"),
         ]
     return judge("At the last epoch, NVRM-SGD against SGD", cases)
 
@@ -106,7 +102,7 @@ EXPERIMENT = Experiment(
     sentence="NVRM can significantly narrow the generalization gap while slightly improve the test "
     "accuracy.",
     source="section 4, experiment 2",
-    runs=runs,
+    runs=partial(clean_runs, ("vgg", "mobilenet")),
     settings=lambda scale: (
         f"Clean labels. {recipe(scale, ('vgg', 'mobilenet'))}The generalization "
         f"gap is training accuracy minus test accuracy.{HELD_OUT[scale]}"

@@ -56,7 +56,7 @@ def image_run(
     scale: Scale, family: str, b: float, seed: int, *, drops: int = DROPS, **others: Any
 ) -> Training:
     """Train one network on images, with SGD, or with NVRM-SGD if b is not 0."""
-    what: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "optimizer": "nvrm-sgd" if b else "sgd",
         "b": b,
         "lr": 0.1,
@@ -65,21 +65,21 @@ def image_run(
         "batch": 128,
         "seed": seed,
     }
-    what |= SIZES[scale] | NETWORKS[scale][family] | others
-    what.setdefault("drop_every", math.ceil(what["epochs"] / drops))
-    return Training(**what)
+    fields |= SIZES[scale] | NETWORKS[scale][family] | others
+    fields.setdefault("drop_every", math.ceil(fields["epochs"] / drops))
+    return Training(**fields)
 
 
 def flipped_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
     """Train a ResNet with 40 % of the labels moved to the next class."""
-    what: dict[str, Any] = {"label_noise": "pair", "noise_rate": 0.4, "label_seed": seed}
-    return image_run(scale, "resnet", b, seed, **(what | others))
+    fields: dict[str, Any] = {"label_noise": "pair", "noise_rate": 0.4, "label_seed": seed}
+    return image_run(scale, "resnet", b, seed, **(fields | others))
 
 
 def compared_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
     """A flipped run with held-out images at every scale, to choose b."""
-    what: dict[str, Any] = {"reestimate": True} | ({"held_out": 5000} if scale == "paper" else {})
-    return flipped_run(scale, b, seed, **(what | others))
+    fields: dict[str, Any] = {"reestimate": True} | ({"held_out": 5000} if scale == "paper" else {})
+    return flipped_run(scale, b, seed, **(fields | others))
 
 
 PAPER_NAMES = {"resnet": "ResNet-34", "vgg": "VGG-16", "mobilenet": "MobileNetV2"}
@@ -105,22 +105,24 @@ def recipe(
     if scale == "smoke":
         return "600 images of the MNIST excerpt, 3 epochs, tiny networks: a test of the code. "
     every = math.ceil(SIZES[scale]["epochs"] / drops)
-    listed = f"learning rates {', '.join(f'{x:g}' for x in rates)}" if rates else ""
+    rates_text = "learning rate 0.1"
+    if rates:
+        rates_text = f"learning rates {', '.join(f'{x:g}' for x in rates)}"
     if scale == "paper":
         return (
             f"The paper's settings: {', '.join(PAPER_NAMES[f] for f in families)}, all images, "
-            f"300 epochs, {listed or 'learning rate 0.1'}, divided by ten every {every} epochs, "
+            f"300 epochs, {rates_text}, divided by ten every {every} epochs, "
             f"batch size 128, random crops and flips, ten trials. {COMMON}"
         )
     smaller = "; ".join(SMALLER[f] for f in families)
     if "resnet" in families and not rates:
-        listed = "learning rate 0.1, for ResNet 0.03" if len(families) > 1 else "learning rate 0.03"
-        listed += " instead of 0.1" if len(families) == 1 else ""
+        several = len(families) > 1
+        rates_text = f"learning rate {'0.1, for ResNet 0.03' if several else '0.03 instead of 0.1'}"
     return (
         "Smaller than in the paper: 3,000 training images instead of 50,000, of which 300 are held "
         "out to choose b; 1,500 test images instead of 10,000; training accuracy on the first "
         "1,500 training images; 24 epochs instead of 300; "
-        f"{listed or 'learning rate 0.1'}, divided by ten every {every} epochs instead of every "
+        f"{rates_text}, divided by ten every {every} epochs instead of every "
         f"{300 // drops}; no random crops and flips; batch size 32 instead of 128; {smaller}; "
         f"three trials instead of ten; CIFAR-10 only; bf16 mixed precision. {COMMON}"
     )

@@ -21,13 +21,13 @@ UNIFORM = (0.08,)
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
     """SGD, and NVRM-SGD with three families of noise for a grid of b."""
     grid = GRID[1:3] if scale == "smoke" else GRID
-    made: list[Run] = []
+    specs: list[Run] = []
     for seed in range(trials or TRIALS[scale]):
-        made.append(compared_run(scale, 0.0, seed))
+        specs.append(compared_run(scale, 0.0, seed))
         for noise in ROLES:
             wider = UNIFORM if noise == "uniform" and scale != "smoke" else ()
-            made += [compared_run(scale, b, seed, noise=noise) for b in (*grid, *wider)]
-    return made
+            specs += [compared_run(scale, b, seed, noise=noise) for b in (*grid, *wider)]
+    return specs
 
 
 def noisy_results(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -45,15 +45,15 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         line = query.against(trials, "b", query.values(trials, "b"), metric, name, ROLES[noise])
         by_b.append(line)
         by_deviation.append(replace(line, x=tuple(_deviation(noise, b) for b in line.x)))
-    made = []
+    plots = []
     for title, x_label, lines in (
         ("Against b", "b", by_b),
         ("Against the standard deviation", "standard deviation of the noise", by_deviation),
     ):
         every = [x for line in lines for x in line.x]
         plain = query.flat(query.group(results, b=0.0), every, metric, "SGD")
-        made.append(Panel(title, x_label, y_label, (plain, *lines), log_x=True))
-    return made
+        plots.append(Panel(title, x_label, y_label, (plain, *lines), log_x=True))
+    return plots
 
 
 def _deviation(noise: str, b: float) -> float:

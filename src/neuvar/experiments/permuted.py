@@ -41,7 +41,7 @@ COLUMNS = {
 
 def task_run(scale: Scale, b: float, seed: int, **others: Any) -> Tasks:
     """Train one network on five tasks, with Adam, or with NVRM-Adam if b is not 0."""
-    what: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "optimizer": "nvrm-adam" if b else "adam",
         "lr": 1e-3,
         "b": b,
@@ -50,7 +50,7 @@ def task_run(scale: Scale, b: float, seed: int, **others: Any) -> Tasks:
         "keep_optimizer": True,
         "seed": seed,
     }
-    return Tasks(**(what | SIZES[scale] | others))
+    return Tasks(**(fields | SIZES[scale] | others))
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:
@@ -67,10 +67,10 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     """Both accuracies by task, and after the last task against b."""
     kept = query.group(results, keep_optimizer=True)
     shown = [b for b in query.values(kept, "b") if b in SHOWN]
-    made = []
+    plots = []
     for metric, title in PANELS.items():
         lines = query.curves(kept, metric, "Adam", shown)
-        made.append(Panel(title, "tasks learned", "test accuracy", lines, overview=True))
+        plots.append(Panel(title, "tasks learned", "test accuracy", lines, overview=True))
     grid = [b for b in query.values(kept, "b") if b]
     if len(grid) > 1:
         titles = ("First task, after five tasks", "Mean of all tasks, after five tasks")
@@ -79,8 +79,8 @@ def panels(results: Sequence[Result]) -> list[Panel]:
                 query.flat(query.group(kept, b=0.0), grid, metric, "Adam"),
                 query.against(kept, "b", grid, metric, f"NVRM-Adam{query.ON_AXIS}", "nvrm"),
             )
-            made.append(Panel(title, "b", "test accuracy", lines, log_x=True))
-    return made
+            plots.append(Panel(title, "b", "test accuracy", lines, log_x=True))
+    return plots
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -98,9 +98,8 @@ def check(results: Sequence[Result]) -> Verdict:
     cases = []
     for keep, words in ((True, "one optimizer kept"), (False, "new optimizer for each task")):
         trials = query.matching(results, keep_optimizer=keep)
-        pair = query.with_noise(trials), query.matching(trials, b=0.0)
         cases += [
-            query.compare(f"{words}, {title.lower()}", *pair, metric, fixed=PAPER_B)
+            query.compare_noise(f"{words}, {title.lower()}", trials, metric, fixed=PAPER_B)
             for metric, title in PANELS.items()
         ]
     return judge(f"After five tasks, NVRM-Adam at b = {PAPER_B:g} against Adam", cases)

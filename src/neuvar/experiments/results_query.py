@@ -23,10 +23,7 @@ def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
-    """The finished results whose runs have these values, sorted by seed.
-
-    Without the trials that are for choosing b.
-    """
+    """The finished results whose runs have these values, sorted by seed; not those to choose b."""
     finished = [r for r in matching(results, **wanted) if r.finished and not r.for_choice]
     return sorted(finished, key=lambda r: r.run.seed)
 
@@ -71,11 +68,11 @@ def make_table(
         rows: the text of these columns, and the finished results of the setting.
         columns: the other columns by their names, such as ``{"test": last("test_accuracy")}``.
     """
-    made = (
+    table_rows = (
         (*words, str(len(results)), *(show(results) for show in columns.values()))
         for words, results in rows
     )
-    return Table((*names, "n", *columns), tuple(made))
+    return Table((*names, "n", *columns), tuple(table_rows))
 
 
 def rows_by_b(
@@ -117,9 +114,9 @@ def curve(
 def curves(
     results: Sequence[Result], metric: str, plain: str, at: Iterable[float] | None = None
 ) -> tuple[Line, ...]:
-    """A :func:`curve` for each b; ``plain`` is the name of the optimizer without noise."""
+    """A :func:`curve` for each b in ``at``, by default all; ``plain`` names the plain optimizer."""
     return tuple(
-        curve(group(results, b=b), metric, label_of_b(plain, b), role_of_b(b), b)
+        curve(group(results, b=b), metric, label_of_b(plain, b), "nvrm" if b else "plain", b)
         for b in (values(results, "b") if at is None else at)
     )
 
@@ -127,7 +124,7 @@ def curves(
 def against(
     results: Sequence[Result], field: str, at: Iterable[float], metric: str, label: str, role: Role
 ) -> Line:
-    """The last value of a metric against a field of the runs, of trials that have every value."""
+    """The last value of a metric against a field, for the seeds that were run with every value."""
     groups = {x: {r.run.seed: r.last(metric) for r in group(results, **{field: x})} for x in at}
     groups = {x: trials for x, trials in groups.items() if trials}
     seeds = set.intersection(*map(set, groups.values())) if groups else set()
@@ -149,16 +146,16 @@ HELD_OUT = "held_out_accuracy"
 def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, str]:
     """The b that verdicts compare and tables mark, and how it was chosen.
 
-    It has the best mean accuracy on held-out images, over the seeds that all b have. Trials for
-    choosing (seeds from ``CHOICE_SEED``) are used alone if there are any. A b with a trial that
-    diverged is chosen only if every b has one. If nothing was held out, it is the b that was fixed
-    in advance, else None. A single b needs no choice.
+    The chosen b has the highest mean accuracy on held-out images, over the seeds that were run with
+    every b. If there are trials for choosing b (seeds from ``CHOICE_SEED``), only these count. A b
+    with a trial that diverged is chosen only if every b has one. Without held-out images, the b
+    that was fixed in advance is used, or None. A single b needs no choice.
     """
     every = values(results, "b")
     if len(every) < 2 and fixed in (None, *every):
         return (every[0] if every else None), ""
-    own = [r for r in results if r.for_choice]
-    pool = own or results
+    choice_trials = [r for r in results if r.for_choice]
+    pool = choice_trials or results
     trials = {b: {r.run.seed: r for r in matching(pool, b=b)} for b in values(pool, "b")}
     seeds = set.intersection(*map(set, trials.values())) if trials else set()
     known = {b: [t[s] for s in sorted(seeds) if t[s].finished] for b, t in trials.items()}
@@ -171,7 +168,7 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
         scores = [x for r in known[b] if math.isfinite(x := r.last(HELD_OUT))]
         return len(scores), statistics.fmean(scores) if scores else 0.0
 
-    how = f"chosen on held-out images in {'other' if own else 'the same'} trials"
+    how = f"chosen on held-out images in {'other' if choice_trials else 'the same'} trials"
     return max(trials, key=rank), how
 
 
@@ -190,7 +187,7 @@ def compare(
     """Compare two methods, seed by seed, each at one b.
 
     If a method has several b, the one with the best held-out accuracy is compared. A run that
-    diverged, or whose metric is not finite, never counts in favour.
+    diverged, or whose metric is not finite, never counts for the claim.
 
     Args:
         name: of the comparison.
@@ -206,12 +203,12 @@ def compare(
     value = metric if callable(metric) else lambda r: r.last(metric)
     scores: list[dict[int, float]] = []
     compared, how = [], ""
-    for results, b in ((better, fixed), (worse, None)):
-        at, chosen_how = choice(results, b)
+    for results, fixed_b in ((better, fixed), (worse, None)):
+        b, chosen_how = choice(results, fixed_b)
         if chosen_how:
-            compared.append("?" if at is None else f"{at:g}")
+            compared.append("?" if b is None else f"{b:g}")
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
-        trials = [r for r in matching(results, b=at) if not r.for_choice]
+        trials = [r for r in matching(results, b=b) if not r.for_choice]
         sign = -1 if lower else 1
         scores.append({r.run.seed: sign * value(r) if r.finished else -math.inf for r in trials})
     if compared:
@@ -232,11 +229,14 @@ def compare(
     )
 
 
+def compare_noise(
+    name: str, results: Sequence[Result], metric: str | Callable[[Result], float], **options: Any
+) -> Case:
+    """Compare the results with weight noise to those without; the options of :func:`compare`."""
+    noisy, plain = with_noise(results), matching(results, b=0.0)
+    return compare(name, noisy, plain, metric, **options)
+
+
 def label_of_b(plain: str, b: float) -> str:
     """The name of a method with its b; without noise it is the plain optimizer."""
     return f"NVRM-{plain}, b = {b:g}" if b else plain
-
-
-def role_of_b(b: float) -> Role:
-    """The role of a method with this b."""
-    return "nvrm" if b else "plain"

@@ -6,28 +6,20 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from neuvar.experiments import results_query as query
-from neuvar.experiments.experiment import Experiment, Scale
+from neuvar.experiments.experiment import Experiment
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict, judge
 from neuvar.experiments.generalization import HELD_OUT, clean_runs, networks
 from neuvar.experiments.images import FAMILIES, recipe
-from neuvar.experiments.run_spec import Run
 
 SMALL = " Small networks tolerate more noise than the paper's, so the scales go beyond 0.02."
 
 
-def runs(scale: Scale, trials: int = 0) -> list[Run]:
-    """Clean labels; every family of networks."""
-    return clean_runs(scale, tuple(FAMILIES), trials)
-
-
-def under_noise(results: Sequence[Result], metric: str) -> dict[int, tuple[float, ...]]:
-    """A metric at each scale of evaluation noise, by seed; NaN where it was not finite."""
-    return {
-        r.run.seed: tuple(math.nan if x is None else x for x in r.line["under_noise"][metric])
-        for r in results
-    }
+def under_noise(result: Result, metric: str) -> tuple[float, ...]:
+    """A metric at each scale of evaluation noise; NaN where it was not finite."""
+    return tuple(math.nan if x is None else x for x in result.line["under_noise"][metric])
 
 
 def scales(results: Sequence[Result]) -> tuple[float, ...]:
@@ -37,7 +29,7 @@ def scales(results: Sequence[Result]) -> tuple[float, ...]:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Test accuracy and expected sharpness against the scale of the noise."""
-    made = []
+    plots = []
     for metric, y_label, percent in (
         ("test_accuracy", "test accuracy", True),
         ("expected_sharpness", "sharpness (loss rise)", False),
@@ -46,12 +38,12 @@ def panels(results: Sequence[Result]) -> list[Panel]:
             lines = []
             for b in query.values(every, "b"):
                 trials = query.group(every, b=b)
-                rows = tuple(under_noise(trials, metric).values())
-                label, role = query.label_of_b("SGD", b), query.role_of_b(b)
-                lines.append(Line(label, scales(trials), rows, role, b))
+                rows = tuple(under_noise(r, metric) for r in trials)
+                label = query.label_of_b("SGD", b)
+                lines.append(Line(label, scales(trials), rows, "nvrm" if b else "plain", b))
             panel = Panel(name, "scale of weight noise", y_label, tuple(lines))
-            made.append(replace(panel, percent=percent, log_y=not percent))
-    return made
+            plots.append(replace(panel, percent=percent, log_y=not percent))
+    return plots
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -61,7 +53,7 @@ def table(results: Sequence[Result]) -> Table:
 
     def noisy(scale: float) -> query.Column:
         return lambda trials: Cell(
-            tuple(row[at.index(scale)] for row in under_noise(trials, "test_accuracy").values())
+            tuple(under_noise(r, "test_accuracy")[at.index(scale)] for r in trials)
         )
 
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
@@ -74,19 +66,18 @@ def check(results: Sequence[Result]) -> Verdict:
     """Whether accuracy is higher and sharpness lower at the chosen b, averaged over the scales."""
     cases = []
     for (name,), trials in networks(results):
-        pair = query.with_noise(trials), query.matching(trials, b=0.0)
         title = f"{name}, sharpness (rise of the loss)"
+        shown = {"lower": True, "percent": False, "ratio": True}
         cases += [
-            query.compare(f"{name}, test accuracy", *pair, mean_accuracy),
-            query.compare(title, *pair, mean_log_rise, lower=True, percent=False, ratio=True),
+            query.compare_noise(f"{name}, test accuracy", trials, mean_accuracy),
+            query.compare_noise(title, trials, mean_log_rise, **shown),
         ]
     return judge("Mean over the scales of weight noise, NVRM-SGD against SGD", cases)
 
 
 def mean_accuracy(result: Result) -> float:
     """Mean test accuracy over the scales of evaluation noise."""
-    (row,) = under_noise([result], "test_accuracy").values()
-    return statistics.fmean(row)
+    return statistics.fmean(under_noise(result, "test_accuracy"))
 
 
 def mean_log_rise(result: Result) -> float:
@@ -94,10 +85,10 @@ def mean_log_rise(result: Result) -> float:
 
     Infinite if a rise is not finite; NaN if one is not positive, and so has no logarithm.
     """
-    (row,) = under_noise([result], "expected_sharpness").values()
-    if not all(map(math.isfinite, row)):
+    rises = under_noise(result, "expected_sharpness")
+    if not all(map(math.isfinite, rises)):
         return math.inf
-    return statistics.fmean(map(math.log, row)) if min(row) > 0 else math.nan
+    return statistics.fmean(map(math.log, rises)) if min(rises) > 0 else math.nan
 
 
 EXPERIMENT = Experiment(
@@ -107,7 +98,7 @@ EXPERIMENT = Experiment(
     sentence="The models trained by NVRM are significantly more robust to weight perturbation and "
     "have lower expected minima sharpness.",
     source="section 4, experiment 1",
-    runs=runs,
+    runs=partial(clean_runs, tuple(FAMILIES)),
     settings=lambda scale: (
         f"Clean labels. {recipe(scale, tuple(FAMILIES))}After training, Gaussian noise of each "
         "scale is added to all weights. Accuracy is measured on the test images, the rise of the "

@@ -12,7 +12,7 @@ from neuvar import _validate
 NOT_IN_KEY = ("precision", "channels_last", "compile")
 """Fields that say how a run is executed rather than what it computes."""
 ADDED_LATER = {"normalize": "channel", "auto_b": False}
-"""Fields that older results do not have, with the value those results had; not part of the key."""
+"""Fields that older results lack, with the value that they used. It is not hashed into the key."""
 
 CHOICE_SEED = 1000
 """Trials with this seed or a larger one are for choosing b: they are not shown and not judged."""
@@ -27,9 +27,9 @@ class RunSpec:
 
     Attributes:
         data: name of a dataset, see :func:`neuvar.data.load`.
-        images: number of training images, the first ones; 0 for all.
-        test_images: number of test images, and of training images, that are evaluated after each
-            epoch, the first ones; 0 for all.
+        images: number of training images to use, from the first on; 0 for all.
+        test_images: number of test images, and of training images, to evaluate after each epoch,
+            from the first on; 0 for all.
         model: name of a network, see :func:`neuvar.models.build`.
         width: its width; 0 for its default.
         optimizer: name of an optimizer, see :func:`neuvar.train.make_optimizer`.

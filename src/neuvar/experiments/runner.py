@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer would import it, and the run's time would include that
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from neuvar.data import Batches, Dataset, Split, load
-from neuvar.experiments.run_spec import Run, Training
-from neuvar.train import Checkpoint, make_optimizer
+from neuvar.batchnorm import reestimate_batchnorm
+from neuvar.continual import EWC, MAS, SI, Penalty, Stream, permuted_tasks, split_tasks
+from neuvar.data import Augmentation, Batches, Dataset, Normalization, Split, load, normalization
+from neuvar.experiments.run_spec import Run, Tasks, Training
+from neuvar.labels import corrupt
+from neuvar.measures import label_memorization, neural_variability
+from neuvar.models import MultiHead, build, mlp, multi_head
+from neuvar.train import Checkpoint, evaluate, fit, make_optimizer
 
 EVALUATION_BATCH = 500
+WIDTH = 1024
+"""Default number of units in each hidden layer of a network that learns tasks."""
+PERTURBED_DRAWS = 6
+"""Noise draws that are averaged for each scale in ``eval_noise``."""
 LOWER_IS_BETTER = ("loss", "memorized")
 """Suffixes of metrics whose best value is the lowest."""
 
@@ -54,9 +66,6 @@ def run_one(
     >>> outcome["status"], len(outcome["curves"]["test_accuracy"])
     ('finished', 2)
     """
-    from neuvar.experiments.tasks import run_tasks
-    from neuvar.experiments.training import run_training
-
     start = time.perf_counter()
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
@@ -90,7 +99,7 @@ class RunContext:
     run: Run
     data: Dataset
     device: torch.device
-    start: float  # earlier than it was, by the time spent before an interruption
+    start: float  # moved back by the time that the run took before it was interrupted
     checkpoint: Checkpoint | None = None
     progress: Callable[[float], None] | None = None
     writer: Any = None
@@ -164,3 +173,242 @@ class ChannelsLast(Batches):
         """Batches of one epoch."""
         batches = super().epoch(number, start=start)
         return ((x.contiguous(memory_format=torch.channels_last), *y) for x, *y in batches)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyDataset:
+    """The data of a run, with the labels it trains on and the true ones."""
+
+    train: Split
+    true_labels: Tensor
+    held_out: Split | None
+    test: Split
+    normalize: Normalization | None
+    noise_rate: float | None
+
+
+def noisy_dataset(run: Training, data: Dataset) -> NoisyDataset:
+    """Corrupt the labels, then set held-out images aside."""
+    images, true, labels, rate = data.train.images, data.train.labels, data.train.labels, None
+    if run.label_noise:
+        noise = corrupt(
+            run.label_noise, true, run.noise_rate, classes=data.classes, seed=run.label_seed
+        )
+        labels, rate = torch.as_tensor(noise.noisy), noise.rate
+    if run.held_out >= len(labels):
+        raise ValueError(f"held_out must be from 0 to {len(labels) - 1}, got {run.held_out}")
+    kept = len(labels) - run.held_out
+    scaling = None if run.normalize == "none" else normalization(images[:kept], mean=run.normalize)
+    return NoisyDataset(
+        train=Split(images[:kept], labels[:kept]),
+        true_labels=true[:kept],
+        held_out=Split(images[kept:], labels[kept:]) if run.held_out else None,
+        test=data.test,
+        normalize=scaling,
+        noise_rate=rate,
+    )
+
+
+def run_training(run: Training, context: RunContext) -> dict[str, Any]:
+    """Train and measure; returns what is recorded."""
+    data = noisy_dataset(run, context.data)
+    shape = tuple(data.train.images.shape[1:])
+    network = build(
+        run.model,
+        classes=context.data.classes,
+        seed=run.seed,
+        width=run.width or None,
+        shape=shape if len(shape) == 3 else (1, *shape),
+    )
+    model = context.prepare(network)
+    optimizer = context.optimizer(model, seed=run.seed)
+    steps = torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every) if run.drop_every else None
+    evaluations = Evaluations(run, context, data)
+    fitted = fit(
+        model,
+        context.batches(
+            data.train,
+            run.batch,
+            seed=run.seed,
+            normalize=data.normalize,
+            augment=Augmentation() if run.augment else None,
+        ),
+        optimizer,
+        schedule=steps,
+        measure=evaluations.clean,
+        measure_perturbed=evaluations.perturbed,
+        progress=context.report,
+        writer=context.writer,
+        **context.fit_options,
+    )
+    return context.outcome(
+        fitted.status,
+        fitted.reason,
+        fitted.curves,
+        noise_rate=data.noise_rate,
+        seeds={"run": run.seed, "labels": run.label_seed},
+        parameters=sum(p.numel() for p in model.parameters()),
+        **(evaluations.final(model) if fitted.finished else {}),
+    )
+
+
+class Evaluations:
+    """The evaluations of a run: after each epoch, and at the end."""
+
+    def __init__(self, run: Training, context: RunContext, data: NoisyDataset) -> None:
+        self._run, self._writer, train = run, context.writer, data.train
+        count = run.test_images or len(train)
+        self._noisy, self._true = train.labels[:count], data.true_labels[:count]
+        splits = {"test": data.test, "train": Split(train.images[:count], self._noisy)}
+        if data.held_out is not None:
+            splits["held_out"] = data.held_out
+        self._batches = {
+            name: context.batches(split, EVALUATION_BATCH, shuffle=False, normalize=data.normalize)
+            for name, split in splits.items()
+        }
+
+    def clean(self, model: nn.Module) -> dict[str, float]:
+        """Metrics at the clean weights, on test, training and held-out images."""
+        metrics: dict[str, float] = {}
+        results = {
+            name: evaluate(model, batches, precision=self._run.precision)
+            for name, batches in self._batches.items()
+        }
+        for name, result in results.items():
+            metrics |= {f"{name}_accuracy": result.accuracy, f"{name}_loss": result.loss}
+        if self._run.label_noise:
+            predictions = results["train"].predictions
+            labels = label_memorization(predictions, clean=self._true, noisy=self._noisy)
+            metrics["memorized"] = labels.noisy_memorized.value
+            metrics["learned"] = labels.clean_learned.value
+        return metrics
+
+    def perturbed(self, model: nn.Module) -> dict[str, float]:
+        """Test accuracy at the perturbed weights of the last step."""
+        test = evaluate(model, self._batches["test"], precision=self._run.precision)
+        return {"test_accuracy_perturbed": test.accuracy}
+
+    def final(self, model: nn.Module) -> dict[str, Any]:
+        """Metrics of the trained network: under weight noise, and with new BatchNorm statistics."""
+        run, test, train = self._run, self._batches["test"], self._batches["train"]
+        metrics: dict[str, Any] = {}
+        scalars: dict[str, float] = {}
+        if run.eval_noise:
+            noise: dict[str, Any] = {"draws": PERTURBED_DRAWS, "seed": run.seed}
+            accuracy, rise = [], []
+            for scale in run.eval_noise:
+                tested = neural_variability(model, cross_entropy, test, b=scale, **noise)
+                trained = neural_variability(model, cross_entropy, train, b=scale, **noise)
+                assert tested.accuracy is not None
+                accuracy.append(tested.accuracy.mean)
+                rise.append(trained.difference)
+                scalars[f"test_accuracy_at_{scale:g}"] = accuracy[-1]
+                scalars[f"expected_sharpness_at_{scale:g}"] = rise[-1]
+            metrics["under_noise"] = {
+                "scales": list(run.eval_noise),
+                "test_accuracy": accuracy,
+                "expected_sharpness": [x if math.isfinite(x) else None for x in rise],
+                "draws": PERTURBED_DRAWS,
+            }
+        if run.reestimate:
+            reestimate_batchnorm(model, train)
+            accuracy_again = evaluate(model, test, precision=run.precision).accuracy
+            metrics["reestimated"] = {"test_accuracy": accuracy_again}
+            scalars["test_accuracy_reestimated"] = accuracy_again
+        if self._writer is not None:
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, run.epochs)
+        return metrics
+
+
+def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
+    """Learn the tasks in turn; after each, measure the accuracy on all tasks learned so far."""
+    stream, network, penalty = _setup(run, context)
+    model = context.prepare(network)
+    normalize = normalization(context.data.train.images)
+    saved: dict[str, Any] = context.checkpoint.outer if context.checkpoint else {}
+    accuracies = [list(row) for row in saved.get("accuracies", [])]
+    losses = list(saved.get("losses", []))
+    batches_in_order: Any = partial(context.batches, shuffle=False, normalize=normalize)
+    status, reason, optimizer = "finished", None, None
+    for task in stream.tasks[len(accuracies) :]:
+        train, seed = task.train, run.seed * 1000 + task.number
+        if isinstance(model, MultiHead):
+            model.select(task.head)
+        if optimizer is None or not run.keep_optimizer:
+            optimizer = context.optimizer(model, seed=run.seed if run.keep_optimizer else seed)
+        fitted = fit(
+            model,
+            context.batches(train, run.batch, seed=seed, normalize=normalize),
+            optimizer,
+            penalty=penalty,
+            progress=partial(context.report, done=task.number, of=len(stream)),
+            **context.fit_options,
+        )
+        status, reason = fitted.status, fitted.reason
+        if not fitted.finished:
+            break
+        if penalty is not None and task is not stream[-1]:
+            count = run.fisher_images or len(train)
+            split = Split(train.images[:count], train.labels[:count])
+            size = run.batch if run.fisher == "squared_batch_mean" else EVALUATION_BATCH
+            penalty.after_task(model, batches_in_order(split, size))
+        row = []
+        for seen in stream.tasks[: task.number + 1]:
+            head: dict[str, Any] = {"task": seen.head} if isinstance(model, MultiHead) else {}
+            test = batches_in_order(seen.test, EVALUATION_BATCH)
+            row.append(evaluate(model, test, precision=run.precision, **head).accuracy)
+        accuracies.append(row)
+        losses += fitted.curves["loss"]
+        saved |= {"accuracies": accuracies, "losses": losses}
+        if context.writer is not None:
+            for name, values in _curves(accuracies, losses).items():
+                context.writer.add_scalar(name, values[-1], task.number + 1)
+    return context.outcome(
+        status,
+        reason,
+        _curves(accuracies, losses),
+        accuracies=accuracies,
+        noise_rate=None,
+        seeds={"run": run.seed, "tasks": run.seed},
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty | None]:
+    """The tasks, the paper's fully connected network with the heads that they need, the penalty."""
+    if run.model != "mlp":
+        raise ValueError(f"model must be mlp for a run of tasks, got {run.model!r}")
+    if run.stream == "permuted":
+        stream = permuted_tasks(context.data, run.tasks, seed=run.seed)
+    elif run.stream == "split":
+        stream = split_tasks(context.data)
+        if run.tasks > len(stream):
+            raise ValueError(f"tasks must be from 1 to {len(stream)}, got {run.tasks}")
+        stream = stream[: run.tasks]
+    else:
+        raise ValueError(f"stream must be permuted or split, got {run.stream!r}")
+    layers = [context.data.train.images[0].numel(), *[run.width or WIDTH] * 2]
+    network: nn.Module
+    if len(stream.outputs) == 1:
+        network = mlp([*layers, *stream.outputs], seed=run.seed)
+    else:
+        network = multi_head([*layers, stream.outputs], seed=run.seed)
+    penalty: Penalty | None = None
+    if run.penalty == "ewc":
+        penalty = EWC(run.strength, fisher=run.fisher, seed=run.seed)
+    elif run.penalty in ("si", "mas"):
+        penalty = (SI if run.penalty == "si" else MAS)(run.strength)
+    elif run.penalty:
+        raise ValueError(f"penalty must be ewc, si, mas or empty, got {run.penalty!r}")
+    return stream, network, penalty
+
+
+def _curves(accuracies: list[list[float]], losses: list[float]) -> dict[str, list[float]]:
+    """Each metric after each task."""
+    return {
+        "first_task": [row[0] for row in accuracies],
+        "mean_accuracy": [statistics.fmean(row) for row in accuracies],
+        "new_task": [row[-1] for row in accuracies],
+        "loss": losses,
+    }

@@ -1,1 +1,1 @@
-"""Callbacks for frameworks of others: one module each, which is imported only by its name."""
+"""Callbacks for other frameworks. Import each module by its name; nothing else imports it."""

@@ -1,6 +1,6 @@
-"""``b="auto"`` in fastai, which needs nothing else from here.
+"""A callback for fastai, needed only for ``b="auto"``.
 
-Give the model to the optimizer:
+Pass the model to the optimizer:
 ``opt_func=partial(OptimWrapper, opt=partial(neuvar.NVRMAdam, model=model, b=0.05))``.
 """
 

@@ -65,13 +65,13 @@ class NeuralVariability(Callback):
         steps, optimizers = trainer.global_step, trainer.optimizers
         due = (steps // len(optimizers) + 1) % max(trainer.log_every_n_steps, 1) == 0
         if isinstance(optimizer, NVRM) and due:
-            end = f"_{optimizers.index(optimizer)}" if len(optimizers) > 1 else ""
-            values = {name + end: value for name, value in optimizer.noise_metrics().items()}
+            suffix = f"_{optimizers.index(optimizer)}" if len(optimizers) > 1 else ""
+            values = {name + suffix: value for name, value in optimizer.noise_metrics().items()}
             pl_module.log_dict(values, prog_bar=self.prog_bar)
 
 
 def _awaits(optimizer: NVRM) -> bool:
-    """Whether one of several optimizers may be the one that uses the next gradients.
+    """Whether one of several optimizers may use the gradients of the next backward pass.
 
     Others are frozen by ``toggle_optimizer``, or still hold the gradients of their last step.
     """

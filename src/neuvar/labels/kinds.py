@@ -28,9 +28,9 @@ from neuvar.labels.noisy_labels import (
 )
 
 CIFAR10_SIMILAR = (0, 1, 0, 5, 7, 3, 6, 7, 8, 1)
-"""Class that each class flips to: bird → airplane, cat ↔ dog, deer → horse, truck → automobile."""
+"""Target of each class: bird → airplane, cat ↔ dog, deer → horse, truck → automobile."""
 SPREAD = 0.1
-"""Standard deviation of the flip probabilities of images, before they are truncated."""
+"""Standard deviation of the flip probabilities of images, before truncation."""
 
 
 def symmetric(
@@ -148,7 +148,10 @@ def superclass(
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         if len(members) == 1:
-            raise ValueError(f"coarse must not have {group} for class {members[0]} only")
+            raise ValueError(
+                "coarse must have at least two classes in each superclass, "
+                f"got only class {members[0]} in {group}"
+            )
         target[members] = np.roll(members, -1)
     r = checked_rate(rate)
     facts = {"kind": "superclass", "rate": r, "coarse": groups.tolist()}
@@ -174,8 +177,8 @@ def instance(
     .. math:: P(\text{noisy} = j \mid x, y) = \mathrm{softmax}_{j \neq y}\big(x^\top W_y\big)_j,
               \qquad W_y \sim N(0, 1)^{d \times K}
 
-    The longer the feature vectors, the less random is the wrong class of an image. If all features
-    have a large mean in common, each class has one wrong class that is chosen most.
+    The larger the norm of the features, the less random is the wrong class of an image. If the
+    features have a large common mean, most flips of a class go to one wrong class.
 
     Xia et al., "Part-dependent Label Noise", NeurIPS 2020, algorithm 2, with two changes that make
     the rate exact: :math:`q_i` is truncated symmetrically around the rate, so its mean is the rate;
@@ -227,8 +230,8 @@ def _flipped(count: int, rate: float, seed: int, exact: bool) -> Tensor:
 
 def _flip_probabilities(count: int, rate: float, seed: int) -> Array:
     """Flip probabilities: normal around the rate, truncated symmetrically to stay in [0, 1]."""
-    reach = min(rate, 1 - rate) / SPREAD
-    inside = math.erf(reach / math.sqrt(2))
+    cutoff = min(rate, 1 - rate) / SPREAD
+    inside = math.erf(cutoff / math.sqrt(2))
     level = 0.5 + (random_uniforms(seed, "odds", count) - 0.5) * inside
     z = torch.special.ndtri(torch.from_numpy(level)).numpy()
     q: Array = np.clip(rate + SPREAD * z, 0, 1)

@@ -58,9 +58,8 @@ def from_file(
 ) -> NoisyLabels:
     r"""Read labels that are already noisy. Nothing in the file is executed.
 
-    For CIFAR-10N, human annotations of CIFAR-10 (Wei et al., "Learning with Noisy Labels
-    Revisited", ICLR 2022): ``from_file("CIFAR-10_human.pt", key="worse_label", classes=10,
-    clean=train.labels)``.
+    For CIFAR-10N, CIFAR-100N, CIFAR-10H and cleanlab's label errors see :func:`cifar10n`,
+    :func:`cifar100n`, :func:`cifar10h` and :func:`label_errors`.
 
     Args:
         path: ``.npy``; ``.npz``; ``.csv`` with or without a header; ``.txt`` with integers
@@ -80,7 +79,7 @@ def from_file(
     path = Path(path)
     expected = count if count is not None or clean is None else len(clean)
     if expected is None:
-        raise ValueError("give count or clean: the expected number of labels is not known")
+        raise ValueError("pass count or clean, which say how many labels are expected")
     noisy = checked_labels(path.name, _read_labels(path, key), checked_classes(classes))
     if len(noisy) != expected:
         raise ValueError(f"{path.name} must have {expected} labels, got {len(noisy)}")
@@ -88,33 +87,38 @@ def from_file(
     return from_array(noisy, classes=classes, clean=clean, source=source)
 
 
-def _read_labels(path: Path, key: str | None) -> Any:
-    """The labels in a file; ``key`` names the array or column."""
+def read_content(path: Path) -> Any:
+    """Content of a file: an array, a list, or a mapping of arrays or columns by name."""
     if path.suffix not in READERS:
         raise ValueError(f"path must end in {', '.join(READERS)}, got {path.name!r}")
     if not path.is_file():
         raise ValueError(f"path must be a file, got {str(path)!r}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a warning means that the file may be misread
-            warnings.filterwarnings("ignore", "Reading `.npy`")  # the file is of an old Python
-            content = READERS[path.suffix](path)
+            warnings.simplefilter("error")  # a warning means that labels may be wrong
+            warnings.filterwarnings("ignore", "Reading `.npy`")  # files of Python 2
+            return READERS[path.suffix](path)
     except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path.name} has more than arrays in it, or is damaged") from error
-    except Exception as error:  # damaged bytes make readers fail in any way
+        raise ValueError(f"{path.name} has objects other than arrays, or is damaged") from error
+    except Exception as error:  # damaged files raise any kind of error
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path.name} is not a valid {path.suffix} file: {reason}") from error
+
+
+def _read_labels(path: Path, key: str | None) -> Any:
+    """The labels in a file; ``key`` names the array or column."""
+    content = read_content(path)
     if not isinstance(content, Mapping):
         if key is not None:
             raise ValueError(f"key must be None, because {path.name} has no names, got {key!r}")
         return content
-    table = path.suffix == ".csv"
+    is_table = path.suffix == ".csv"
     if key is None:
-        fit = [n for n, c in content.items() if not table or _are_integers(c.values())]
-        key = fit[0] if len(fit) == 1 else next(iter(content)) if len(content) == 1 else None
+        names = [n for n, c in content.items() if not is_table or _are_integers(c.values())]
+        key = names[0] if len(names) == 1 else next(iter(content)) if len(content) == 1 else None
     if key not in content:
         raise ValueError(f"key must be one of {', '.join(map(str, content))}, got {key!r}")
-    if not table:
+    if not is_table:
         return content[key]
     for row, cell in content[key].items():
         if not _are_integers([cell]):
@@ -143,7 +147,7 @@ def read_array(path: Path, name: str | None = None) -> np.ndarray[Any, Any]:
 
 
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Refuse an array whose header says more than the file has, before memory is allocated."""
+    """Read an array; refuses a header with a larger size than the file, before allocation."""
     older = np.lib.format.read_magic(file) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if older else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
@@ -164,7 +168,7 @@ def _read_csv(path: Path) -> dict[str, dict[int, str]]:
     header = not _are_integers(rows[0])
     names = [n.strip() for n in rows[0]] if header else list(map(str, range(len(rows[0]))))
     if header and len(rows) == 1:
-        raise ValueError("its only line is a header, or not made of integers")
+        raise ValueError("its only line is a header, or has cells that are not integers")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"it has two columns with the name {twice!r}")
     columns = zip(*rows[header:], strict=True)

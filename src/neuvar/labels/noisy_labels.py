@@ -20,15 +20,17 @@ Integers = Tensor | np.ndarray[Any, Any] | Sequence[int]
 """Labels as a tensor, an array or a list."""
 
 MAX_CLASSES = 10_000
-"""Limit for the confusion matrix, which then has 800 MB in float64."""
+"""Limits the memory for the confusion matrix, to 800 MB in float64."""
 UNIT = 10**9
-"""Numbers of labels are computed as integers, in units of 1 / UNIT labels. So they are the same on
+"""Expected numbers of labels are integers in units of 1 / UNIT labels. So they are the same on
 every machine, and 28.999999999999996 labels are 29."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Noisy labels, and what is known about the noise; without clean labels some parts are None.
+    """Noisy labels, and what is known about the noise.
+
+    Without clean labels, ``clean``, ``mask``, ``counts``, ``matrix`` and ``rate`` are None.
 
     Attributes:
         noisy: the labels to train on, int64.
@@ -60,7 +62,7 @@ class NoisyLabels:
 
 
 def make_result(noisy: Tensor, clean: Tensor | None, classes: int, **facts: Any) -> NoisyLabels:
-    """Compare noisy with clean labels; the facts, how they were made, go into the provenance."""
+    """Compare noisy with clean labels; ``facts`` say how they were made, for the provenance."""
     mask = counts = matrix = rate = None
     if clean is not None:
         mask = noisy != clean
@@ -93,12 +95,12 @@ def checked_labels(name: str, labels: Integers, classes: int) -> Tensor:
             result = labels.detach()
         else:
             array = np.asarray(labels)
-            integers = array.dtype.kind in "iu"  # torch does not take all of NumPy's
+            integers = array.dtype.kind in "iu"  # torch does not support all of NumPy's integers
             result = torch.from_numpy(array.astype(np.int64) if integers else array)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} must be a list of integers, got {labels!r:.60}") from error
     if result.dim() != 1 or not len(result):
-        raise ValueError(f"{name} must be one row of labels, got the shape {tuple(result.shape)}")
+        raise ValueError(f"{name} must have the shape (n,) with n > 0, got {tuple(result.shape)}")
     if result.dtype == torch.bool or result.is_floating_point() or result.is_complex():
         raise ValueError(f"{name} must be integers, got {result.dtype}")
     result = result.to(torch.int64, copy=True)
@@ -149,7 +151,7 @@ def flip(labels: Integers, matrix: Any, *, seed: int, exact: bool = True) -> Noi
 def flip_by(
     transition: Array, labels: Integers, seed: int, exact: bool, **facts: Any
 ) -> NoisyLabels:
-    """Flip labels by a valid transition matrix; the facts are for the provenance."""
+    """Flip labels by a valid transition matrix; ``facts`` are for the provenance."""
     classes, seed = len(transition), integer("seed", seed)
     clean = checked_labels("labels", labels, classes)
     y = clean.cpu().numpy()
@@ -203,7 +205,7 @@ def _target_counts(sizes: Array, transition: Array, seed: int) -> Array:
 
 
 def rounded(share: int) -> int:
-    """A number of labels in units, rounded to whole labels."""
+    """A number of labels in units of 1 / UNIT, rounded to whole labels."""
     return (share + UNIT // 2) // UNIT
 
 
@@ -211,11 +213,11 @@ def apportion(shares: Array, total: int, order: Array, behind: Array | None = No
     """Round shares to whole labels that sum to a total, by largest remainders.
 
     Args:
-        shares: in units; each is rounded down or up.
+        shares: in units of 1 / UNIT; each is rounded down or up.
         total: number of labels; between the sum of all shares rounded down and rounded up.
         order: breaks ties; the lowest is rounded up.
-        behind: breaks ties before ``order``: how many units each entry has got too few so far;
-            the largest is rounded up.
+        behind: breaks ties before ``order``: how many units each entry has lost by rounding in
+            earlier calls; the largest is rounded up.
     """
     counts: Array = shares // UNIT
     left = total - int(counts.sum())
@@ -236,7 +238,8 @@ def _exact_flips(y: Array, counts: Array, seed: int) -> Array:
     order = np.argsort(random_words(seed, "order", len(y)), kind="stable")
     order = order[np.argsort(y[order], kind="stable")]
     noisy = np.empty_like(y)
-    targets = (np.arange(classes)[:, None] + 1 + np.arange(classes)) % classes  # itself comes last
+    # Targets of each class in cyclic order; the class itself is last.
+    targets = (np.arange(classes)[:, None] + 1 + np.arange(classes)) % classes
     noisy[order] = np.repeat(targets.ravel(), np.take_along_axis(counts, targets, 1).ravel())
     return noisy
 

@@ -11,15 +11,20 @@ from neuvar.measures.memorization import (
     label_memorization,
     plateau_noise_rate,
 )
-from neuvar.measures.proper_scores import brier_score, log_loss
 from neuvar.measures.robustness import (
     AdversarialAccuracy,
     CorruptionAccuracy,
     adversarial_accuracy,
     corruption_accuracy,
 )
-from neuvar.measures.roc import AreaUnderROC, ood_auroc
-from neuvar.measures.selective import SelectiveAccuracy, selective_accuracy
+from neuvar.measures.scores import (
+    AreaUnderROC,
+    SelectiveAccuracy,
+    brier_score,
+    log_loss,
+    ood_auroc,
+    selective_accuracy,
+)
 from neuvar.measures.sharpness import (
     CurvatureCheck,
     Sharpness,

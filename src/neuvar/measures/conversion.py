@@ -1,4 +1,4 @@
-"""Conversion of tensors, arrays and lists that a user passes."""
+"""Conversion and validation of tensors, arrays and lists that a user passes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def as_tensor(name: str, values: Any) -> Tensor:
         ) from None
 
 
+def as_array(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers as an array in double precision."""
+    array: np.ndarray[Any, np.dtype[np.float64]] = as_tensor(name, values).double().numpy()
+    return array
+
+
 def class_labels(name: str, values: Any) -> Tensor:
     """Class labels of shape (n,) as int64."""
     labels = as_tensor(name, values)
@@ -41,7 +47,23 @@ def class_labels(name: str, values: Any) -> Tensor:
 
 def probabilities_and_labels(outputs: Any, labels: Any, *, logits: bool) -> tuple[Tensor, Tensor]:
     """Probabilities of shape (n, classes) in double precision, and n labels."""
-    probabilities = _probabilities(outputs, boolean("logits", logits))
+    values = as_tensor("outputs", outputs)
+    if not values.is_floating_point() or values.dim() != 2 or min(values.shape) < 2:
+        raise ValueError(
+            "outputs must be floating-point numbers of shape (n, classes), with at least two "
+            f"examples and two classes, got {values.dtype} of {tuple(values.shape)}"
+        )
+    if boolean("logits", logits):
+        probabilities = values.double().softmax(dim=1)
+        bad = int(probabilities.isnan().any(dim=1).sum())
+        if bad:  # -inf is a valid logit, with probability 0
+            raise ValueError(
+                "outputs must be logits without nan, without +inf and without rows of only -inf, "
+                f"got {bad} of {len(values)} rows that are invalid"
+            )
+    else:
+        check_probabilities("outputs must be", values, dim=1)
+        probabilities = values.double()
     truth = class_labels("labels", labels)
     n, classes = probabilities.shape
     if len(truth) != n or truth.max() >= classes:
@@ -52,32 +74,16 @@ def probabilities_and_labels(outputs: Any, labels: Any, *, logits: bool) -> tupl
     return probabilities, truth
 
 
-def _probabilities(outputs: Any, logits: bool) -> Tensor:
-    """Probabilities in double precision."""
-    values = as_tensor("outputs", outputs)
-    if not values.is_floating_point() or values.dim() != 2 or min(values.shape) < 2:
+def check_probabilities(prefix: str, values: Tensor, *, dim: int) -> None:
+    """Refuse negative values, and those that do not sum to 1; ``prefix`` begins the error."""
+    error = (values.double().sum(dim=dim) - 1).abs().max().item()
+    # In half precision, rounding moves the sum away from 1.
+    if not (values.min() >= 0 and error <= max(1e-4, math.sqrt(torch.finfo(values.dtype).eps))):
         raise ValueError(
-            "outputs must be floating-point numbers of shape (n, classes), with at least two "
-            f"examples and two classes, got {values.dtype} of {tuple(values.shape)}"
-        )
-    if logits:
-        probabilities = values.double().softmax(dim=1)
-        bad = int(probabilities.isnan().any(dim=1).sum())
-        if bad:  # -inf is a valid logit, with probability 0
-            raise ValueError(
-                "outputs must be logits without nan or +inf, and not all -inf in a row, "
-                f"got {bad} of {len(values)} rows that are not"
-            )
-        return probabilities
-    off = (values.double().sum(dim=1) - 1).abs().max().item()
-    # Probabilities of low precision do not sum to 1 more exactly.
-    if not (values.min() >= 0 and off <= max(1e-4, math.sqrt(torch.finfo(values.dtype).eps))):
-        raise ValueError(
-            "outputs must be probabilities >= 0 whose rows sum to 1, got a smallest value of "
-            f"{values.min().item():.4g} and a sum that is off by {off:.4g}; for logits use "
+            f"{prefix} probabilities >= 0 whose rows sum to 1, got a smallest value of "
+            f"{values.min().item():.4g} and a sum that is off by {error:.4g}; for logits use "
             "logits=True"
         )
-    return values.double()
 
 
 def check_fractions(name: str, values: np.ndarray[Any, np.dtype[Any]]) -> None:

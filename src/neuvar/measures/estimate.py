@@ -53,7 +53,7 @@ def _mean_and_error(x: np.ndarray) -> tuple[float, float]:
 
 
 def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
-    r"""One-sided limit: the true mean is below it with probability ``level``.
+    r"""One-sided confidence limit: the true mean is below it with probability ``level``.
 
     Losses at random weights are skewed, so Student's interval misses too often on one side. Hall's
     transformation :math:`g(T) = T + aT^2 + a^2T^3/3 + a/2` with
@@ -92,14 +92,14 @@ def student_quantile(level: float, dof: int) -> float:
     if dof > 1000:  # the first terms of the expansion are exact to ten digits
         z = NormalDist().inv_cdf(level)
         return z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)
-    reach = 1.0
-    while not _student_cdf(-reach, dof) <= level <= _student_cdf(reach, dof):
-        reach *= 2
-    return bisect(lambda t: _student_cdf(t, dof) < level, -reach, reach)
+    bound = 1.0
+    while not _student_cdf(-bound, dof) <= level <= _student_cdf(bound, dof):
+        bound *= 2
+    return bisect(lambda t: _student_cdf(t, dof) < level, -bound, bound)
 
 
 def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
-    """Smallest number that is not below what is searched, to the last bit."""
+    """Smallest number for which ``is_below`` is False, to the last bit."""
     while low < (middle := (low + high) / 2) < high:
         if is_below(middle):
             low = middle
@@ -121,7 +121,7 @@ def _student_cdf(t: float, dof: int) -> float:
 
 @dataclass(frozen=True)
 class Proportion:
-    """``count`` out of ``of`` cases, with its binomial error; unknown if there are no cases.
+    """``count`` of ``of`` cases, with the binomial error of this proportion.
 
     >>> wrong = Proportion(count=8, of=20)
     >>> wrong.value, round(wrong.stderr, 3)
@@ -142,22 +142,22 @@ class Proportion:
 
     @property
     def value(self) -> float:
-        """The proportion, from 0 to 1; nan without cases."""
+        """The proportion, from 0 to 1; nan if ``of`` is 0."""
         return self.count / self.of if self.of else math.nan
 
     @property
     def stderr(self) -> float:
-        r"""Standard error :math:`\sqrt{p(1 - p)/n}`; nan without cases.
+        r"""Standard error :math:`\sqrt{p(1 - p)/n}`; nan if ``of`` is 0.
 
-        It is 0 when no case or every case counts; :attr:`interval` is not.
+        It is 0 for proportions of 0 and 1. The interval has a width above 0 even then.
         """
         return math.sqrt(self.value * (1 - self.value) / self.of) if self.of else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's score interval (1927); (0, 1) without cases.
+        """Wilson's score interval (1927); (0, 1) if ``of`` is 0.
 
-        Its lower end is exactly 0 when no case counts, its upper end exactly 1 when all do.
+        The lower end is exactly 0 if ``count`` is 0; the upper end is exactly 1 if it is ``of``.
         """
         z = normal_quantile(self.confidence)
         return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)
@@ -166,7 +166,7 @@ class Proportion:
 def central_interval(
     values: Sequence[float] | np.ndarray[Any, np.dtype[Any]], confidence: float
 ) -> tuple[float, float]:
-    """Quantiles between which a share ``confidence`` of the values lies."""
+    """Interval between quantiles that contains a share ``confidence`` of the values."""
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 

@@ -1,6 +1,6 @@
-"""Corruptions of images: the kinds of MNIST-C and CIFAR-10-C that need no further files.
+"""Corruptions of images: the kinds of MNIST-C and CIFAR-10-C that need no other files.
 
-The code and the severities are our own. Accuracies are not comparable with published ones.
+The code and the severities are our own. Do not compare accuracies with published ones.
 """
 
 from __future__ import annotations
@@ -71,30 +71,25 @@ def _random(x: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(shape or x.shape, generator=generator).to(x)
 
 
-def _normal(x: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(x.shape, generator=generator).to(x)
-
-
 def gaussian_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise with this standard deviation."""
-    return x + strength * _normal(x, generator)
+    return x + strength * torch.randn(x.shape, generator=generator).to(x)
 
 
 def speckle_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise with a standard deviation proportional to the brightness."""
-    return x * (1 + strength * _normal(x, generator))
+    return x * (1 + strength * torch.randn(x.shape, generator=generator).to(x))
 
 
 def shot_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Count photons: a Poisson variable with mean ``strength`` at brightness 1."""
+    """Draw each pixel as a count of photons: Poisson, with mean ``strength`` at brightness 1."""
     return torch.poisson(strength * x.cpu(), generator).to(x) / strength
 
 
 def impulse_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Set this share of the pixels to black or white."""
     u = _random(x, generator)
-    x = torch.where(u < strength / 2, torch.zeros_like(x), x)
-    return torch.where(u > 1 - strength / 2, torch.ones_like(x), x)
+    return x.masked_fill(u < strength / 2, 0).masked_fill(u > 1 - strength / 2, 1)
 
 
 def _blur(x: Tensor, kernel: Tensor) -> Tensor:
@@ -106,15 +101,15 @@ def _blur(x: Tensor, kernel: Tensor) -> Tensor:
 
 def gaussian_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Blur with a Gaussian of this standard deviation in pixels."""
-    reach = math.ceil(3 * strength)
-    line = torch.exp(-torch.arange(-reach, reach + 1).double().square() / (2 * strength**2))
+    radius = math.ceil(3 * strength)
+    line = torch.exp(-torch.arange(-radius, radius + 1).double().square() / (2 * strength**2))
     return _blur(x, line[:, None] * line)
 
 
 def defocus_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Blur with a disk of this radius in pixels."""
-    reach = math.ceil(strength)
-    line = torch.arange(-reach, reach + 1).double()
+    radius = math.ceil(strength)
+    line = torch.arange(-radius, radius + 1).double()
     distance = (line[:, None].square() + line.square()).sqrt()
     return _blur(x, (strength + 0.5 - distance).clamp(0, 1))
 
@@ -139,7 +134,7 @@ def brightness(x: Tensor, strength: float, generator: torch.Generator) -> Tensor
 
 
 def contrast(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Multiply the distance from the mean of the image."""
+    """Multiply each pixel's difference from the mean of its image by this factor."""
     mean = x.mean((1, 2, 3), keepdim=True)
     return mean + strength * (x - mean)
 
@@ -156,16 +151,16 @@ def fog(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
 
 
 def stripe(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Invert a vertical stripe of this share of the width, at a random place."""
+    """Invert a vertical stripe of this share of the width, at a random position."""
     width = x.shape[-1]
-    wide = max(1, round(strength * width))
-    left = (_random(x, generator, len(x), 1, 1, 1) * (width - wide + 1)).floor()
+    size = max(1, round(strength * width))
+    left = (_random(x, generator, len(x), 1, 1, 1) * (width - size + 1)).floor()
     column = torch.arange(width).to(x)
-    return torch.where((column >= left) & (column < left + wide), 1 - x, x)
+    return torch.where((column >= left) & (column < left + size), 1 - x, x)
 
 
 def pixelate(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Reduce the resolution to this share, and enlarge again."""
+    """Reduce the resolution to this share, and enlarge to the old size."""
     size = x.shape[-2:]
     small = (max(1, round(strength * size[0])), max(1, round(strength * size[1])))
     return F.interpolate(F.adaptive_avg_pool2d(x, small), size, mode="nearest")
@@ -199,12 +194,12 @@ def shear(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
 
 
 def shrink(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Reduce the size to this share; the border is black."""
+    """Reduce the size to this share, and fill the border with black."""
     return _affine(x, matrix=torch.eye(2) / strength)
 
 
 def translate(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Shift by this many pixels in a random direction; what was outside is black."""
+    """Shift by this many pixels in a random direction, and fill with black."""
     angle = 2 * math.pi * _random(x, generator, len(x))
     return _affine(x, shift=strength * torch.stack([angle.cos(), angle.sin()], 1))
 

@@ -1,17 +1,15 @@
-"""The loss at weights around a model's own."""
+"""The loss of a model at perturbed weights."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar import _validate
@@ -28,19 +26,16 @@ from neuvar.measures.loss_and_accuracy import (
     scalar,
     weighted_mean,
 )
-from neuvar.measures.perturbed import (
-    DRAWS_AT_ONCE,
-    MEASURES,
-    FedModel,
-    Parameters,
-    PerturbedModel,
-)
+from neuvar.measures.perturbed import MEASURES, Parameters, PerturbedModel
+
+DRAWS_AT_ONCE = 16
+"""How many perturbed models to evaluate in one vectorized call."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DataOptions(TypedDict, total=False):
-    """Which weights, and how to read the data."""
+    """Options that select weights, and say how to read the data."""
 
     relative_to: str | None
     parameters: Parameters | None
@@ -59,7 +54,7 @@ class Options(DataOptions, total=False):
 
 
 def lists_options(options: type, taken_by: Callable[..., Any]) -> Callable[[F], F]:
-    """Make ``help()`` list a function's ``**options``, with the defaults of who takes them.
+    """Make ``help()`` list a function's ``**options``, with the defaults of ``taken_by``.
 
     Type checkers and editors know them from ``Unpack``.
     """
@@ -195,13 +190,13 @@ class Landscape(PerturbedModel):
         return results
 
     def _should_vectorize(self) -> bool:
-        """Whether to evaluate several perturbed models at once, because that is faster."""
+        """Whether to evaluate several perturbed models at once."""
         if self.vectorize is not None or self.batchnorm == "reestimate":
             return bool(self.vectorize) and self.batchnorm != "reestimate"
         return self.calls_dominate(self.largest_batch)
 
     def _agree(self, vectorized: list[LossAndAccuracy], single: list[LossAndAccuracy]) -> bool:
-        """Whether both show the same effect of the noise, larger than rounding."""
+        """Whether both losses show the same effect of the noise, and it is larger than rounding."""
         # Sign by sign: in their mean the effect of small noise almost cancels.
         for one, other in zip(vectorized, single, strict=True):
             effect = abs(other.loss - self.clean.loss)
@@ -214,24 +209,15 @@ class Landscape(PerturbedModel):
     def _at_once(
         self, b: float, numbers: Sequence[int], signs: Sequence[int]
     ) -> list[list[LossAndAccuracy]]:
-        """Results of one vectorized evaluation; empty if the model or the loss prevents it."""
-        noises, fed = [self.noise(number) for number in numbers], FedModel(self.model, self.feed)
-        names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
-        weights = {}
+        """Results of one vectorized evaluation; empty if model or loss cannot be vectorized."""
+        noises, weights = [self.noise(number) for number in numbers], {}
         for p, clean in self._clean_weights.items():
             shift = b * torch.stack([sign * noise[p] for noise in noises for sign in signs])
-            weights[names[p]] = (clean + shift).to(clean.dtype)
-
-        def run(weights: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-            return self._loss_and_accuracy(*functional_call(fed, weights, (batch,)))
-
-        try:
-            with self.batches.one_pass() as batches, warnings.catch_warnings():
-                warnings.simplefilter("error")  # vmap warns where it would be slow
-                values = [vmap(lambda w, x=x: run(w, x))(weights) for x in batches]
-        except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
-            return []
-        if len(values) != len(self.weights):  # the data changed; evaluate() reports it
+            weights[p] = (clean + shift).to(clean.dtype)
+        with self.batches.one_pass() as batches:
+            values = self.evaluate_at_once(weights, batches, self._loss_and_accuracy)
+        # If the data changed, evaluate() reports it.
+        if values is None or len(values) != len(self.weights):
             return []
         models = range(len(numbers) * len(signs))
         means = [self._mean([(loss[k], hits[k]) for loss, hits in values]) for k in models]

@@ -1,4 +1,4 @@
-"""Loss and accuracy over batches, where targets may be ignored and classes weighted."""
+"""Loss and accuracy over batches, with ignored targets and class weights."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def counted_targets(loss: Any, outputs: Any, targets: Any) -> Tensor | None:
 def batch_weights(loss: Any, outputs: Any, targets: Any) -> Tensor:
     """Weights of a batch in the mean loss and in the accuracy over all data, float64 of shape (2,).
 
-    The weight is the number of targets that count, so the batch size does not matter. With class
-    weights, torch divides by their sum, which is then the weight of the loss.
+    The weight is the number of targets that are not ignored, so the batch size does not matter.
+    With class weights, torch divides by their sum, which is then the weight of the loss.
     """
     mask = counted_targets(loss, outputs, targets)
     if mask is None:
@@ -98,7 +98,7 @@ def batch_weights(loss: Any, outputs: Any, targets: Any) -> Tensor:
 
 
 def count_examples(loss: Any, outputs: Any, targets: Any) -> int:
-    """Number of examples in a batch that have a target that counts; refuses unknown classes."""
+    """Number of examples with a target that is not ignored; refuses unknown classes."""
     size, mask = batch_length(outputs, targets), counted_targets(loss, outputs, targets)
     if mask is None or not size:
         return size
@@ -141,19 +141,19 @@ def weighted_mean(values: list[Tensor], weights: Tensor) -> float:
 
 
 def loss_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each row as a batch of one."""
+    """Loss of each example, computed as a batch of one."""
 
-    def of_one(output: Tensor, target: Tensor) -> Tensor:
+    def single_loss(output: Tensor, target: Tensor) -> Tensor:
         return scalar(loss(output.unsqueeze(0), target.unsqueeze(0)))
 
     try:
-        return vmap(of_one)(outputs, targets)
-    except RuntimeError:  # a loss that depends on values cannot be vectorized
-        return torch.stack(list(map(of_one, outputs, targets)))
+        return vmap(single_loss)(outputs, targets)
+    except RuntimeError:  # vmap refuses a loss with branches that depend on values
+        return torch.stack(list(map(single_loss, outputs, targets)))
 
 
 def check_mean(batch_loss: Tensor, losses: Tensor) -> None:
-    """Refuse a loss of a batch that is not the mean of the losses of its examples."""
+    """Refuse a batch loss that is not the mean of the losses of its examples."""
     mean = float(losses.mean())
     if not abs(float(batch_loss) - mean) <= 1e-3 * abs(mean) + 1e-6:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Memorization of training labels: wrong labels learned, noise rate, gap to new data."""
+"""Memorization of wrong labels, noise rate from a training curve, and generalization gap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from neuvar._batches import Feed
 from neuvar._validate import integer, probability
 from neuvar.measures import estimate
-from neuvar.measures.conversion import as_tensor, check_fractions, class_labels
+from neuvar.measures.conversion import as_array, as_tensor, check_fractions, class_labels
 from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.landscape import Landscape
 from neuvar.measures.loss_and_accuracy import (
@@ -26,7 +26,7 @@ from neuvar.measures.loss_and_accuracy import (
 )
 
 SHORTEST_WINDOW = 10
-"""Epochs needed to tell a plateau, and its error, from a slope."""
+"""Smallest number of epochs that shows a plateau and its error."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Memorization:
     """How a classifier predicts its right and its wrong training labels.
 
     Attributes:
-        clean_learned: Of the right labels, those predicted.
-        noisy_memorized: Of the wrong labels, those predicted.
-        noisy_corrected: Of the wrong labels, those for which the true class is predicted.
-        other: Of the wrong labels, those for which a third class is predicted.
-        noise_rate: Of all labels, the wrong ones.
-        train_accuracy: Of all labels, right or wrong, those predicted.
+        clean_learned: Share of the right labels that are predicted.
+        noisy_memorized: Share of the wrong labels that are predicted.
+        noisy_corrected: Share of the wrong labels for which the true class is predicted.
+        other: Share of the wrong labels for which a third class is predicted.
+        noise_rate: Share of wrong labels.
+        train_accuracy: Share of all labels, right or wrong, that are predicted.
     """
 
     clean_learned: Proportion
@@ -56,8 +56,8 @@ def label_memorization(
     """Count how many right labels a classifier learned and how many wrong ones it memorized.
 
     Args:
-        predictions: Classes of shape (n,), or logits or probabilities of shape (n, classes), of
-            which the first largest counts.
+        predictions: Classes of shape (n,), or logits or probabilities of shape (n, classes). The
+            class with the largest one is the prediction, the first of several.
         clean: True classes, shape (n,).
         noisy: Classes that the classifier was trained with, shape (n,).
         confidence: Confidence level of the intervals.
@@ -68,14 +68,14 @@ def label_memorization(
     >>> [p.count for p in (result.noisy_memorized, result.noisy_corrected, result.other)]
     [1, 1, 1]
     """
-    true, given = class_labels("clean", clean), class_labels("noisy", noisy)
+    true, trained = class_labels("clean", clean), class_labels("noisy", noisy)
     predicted, classes = _predicted(predictions)
-    if not len(predicted) == len(true) == len(given):
+    if not len(predicted) == len(true) == len(trained):
         raise ValueError(
             f"predictions, clean and noisy must have the same length, "
-            f"got {len(predicted)}, {len(true)} and {len(given)}"
+            f"got {len(predicted)}, {len(true)} and {len(trained)}"
         )
-    for name, labels in (("clean", true), ("noisy", given)):
+    for name, labels in (("clean", true), ("noisy", trained)):
         if classes is not None and labels.max() >= classes:
             raise ValueError(
                 f"{name} must be below the {classes} classes that predictions has columns for, "
@@ -85,7 +85,7 @@ def label_memorization(
     def share(event: Tensor, among: Tensor) -> Proportion:
         return Proportion(int((event & among).sum()), int(among.sum()), confidence)
 
-    learned, is_wrong = predicted == given, true != given
+    learned, is_wrong = predicted == trained, true != trained
     everything = torch.ones_like(is_wrong)
     return Memorization(
         clean_learned=share(learned, ~is_wrong),
@@ -162,8 +162,8 @@ class Plateau:
         rate, z = self.noise_rate, estimate.normal_quantile(self.confidence)
         low, high = estimate.wilson(rate, self.n, z) if self.n else (rate, rate)
         quantile = estimate.student_quantile((1 + self.confidence) / 2, int(self.degrees))
-        reach = quantile * self.epoch_stderr
-        low, high = rate - math.hypot(rate - low, reach), rate + math.hypot(high - rate, reach)
+        width = quantile * self.epoch_stderr
+        low, high = rate - math.hypot(rate - low, width), rate + math.hypot(high - rate, width)
         return max(0.0, low), min(1.0, high)
 
 
@@ -183,7 +183,7 @@ def plateau_noise_rate(
     are known, use :func:`label_memorization`.
 
     The window is a plateau if the 90 % interval of the drift lies within ± tolerance (two one-sided
-    tests at 5 %). Errors take the residuals of the line as first-order autoregressive. On synthetic
+    tests at 5 %). Standard errors assume first-order autoregressive (AR(1)) residuals. On synthetic
     curves with n = 10,000 the 95 % interval had 90 to 97 % coverage; without n, 84 to 97 % for
     autocorrelations up to 0.3, but only 50 % at 0.9 in windows of 10 or 25 epochs.
 
@@ -194,11 +194,11 @@ def plateau_noise_rate(
     Args:
         train_accuracy: Accuracy on the training labels, wrong ones included, after each epoch, from
             0 to 1; best measured at clean weights and without augmentation.
-        n: Number of training examples. With it the error is that of the rate at which labels go
-            wrong; without, of the share that is wrong among these examples.
+        n: Number of training examples. With n, the error is that of the rate at which labels are
+            corrupted; without, that of the share of wrong labels in this data set.
         window: Number of epochs at the end to use, at least 10; by default a quarter of all. The
             learning rate should be constant in it.
-        tolerance: Largest drift over the window that counts as none.
+        tolerance: Largest drift over the window that a plateau may have.
         confidence: Confidence level of the interval.
 
     >>> curve = [0.6 - 0.5 * 0.8**epoch for epoch in range(60)]
@@ -206,7 +206,7 @@ def plateau_noise_rate(
     >>> result.reached, round(result.noise_rate, 3), round(result.stderr, 4)
     (True, 0.4, 0.0049)
     """
-    curve = as_tensor("train_accuracy", train_accuracy).double().numpy()
+    curve = as_array("train_accuracy", train_accuracy)
     if curve.ndim != 1 or len(curve) < SHORTEST_WINDOW:
         raise ValueError(
             f"train_accuracy must be one number for each of at least {SHORTEST_WINDOW} epochs, "
@@ -218,13 +218,13 @@ def plateau_noise_rate(
     if window is None:
         window = max(SHORTEST_WINDOW, len(curve) // 4)
     elif integer("window", window, low=SHORTEST_WINDOW) > len(curve):
-        raise ValueError(f"window must be at most the {len(curve)} epochs given, got {window}")
+        raise ValueError(f"window must be at most the number of epochs, {len(curve)}, got {window}")
     tolerance = probability("tolerance", tolerance)
     height, drift, height_error, drift_error, degrees = _fit_line(curve[-window:])
     # Two one-sided tests at 5 % are one two-sided interval of 90 %.
-    reach = estimate.student_quantile(0.95, int(degrees)) * drift_error
+    half_width = estimate.student_quantile(0.95, int(degrees)) * drift_error
     return Plateau(
-        reached=abs(drift) + reach <= tolerance,
+        reached=abs(drift) + half_width <= tolerance,
         height=height,
         drift=drift,
         drift_stderr=drift_error,
@@ -250,7 +250,7 @@ def _fit_line(y: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, f
     variance = squares / w * effective / max(effective - 2, 1)
     height_error = math.sqrt(variance / effective)
     slope_error = math.sqrt(variance * w / effective / (t @ t))
-    # With fewer than 3 degrees of freedom intervals would be useless.
+    # With fewer than 3 degrees of freedom intervals would be too wide to use.
     return height, slope * (w - 1), height_error, slope_error * (w - 1), max(effective - 2, 3.0)
 
 
@@ -258,7 +258,7 @@ def _fit_line(y: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, f
 class GeneralizationGap:
     """How much worse a model is on new data than on its training data.
 
-    Errors are those from the finite number of new data. ``loss_gap`` is test minus train,
+    Errors come from the finite number of new examples. ``loss_gap`` is test minus train,
     ``accuracy_gap`` train minus test. Without classes, ``train_accuracy`` is nan and the other
     accuracies are None.
     """

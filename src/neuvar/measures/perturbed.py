@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from neuvar import _validate
 from neuvar._batches import Feed
@@ -25,16 +27,15 @@ MEASURES, BOUNDS, PREDICTIONS = -1, -2, -3
 SMALL_WORK = 20_000
 """Vectorize if examples × weights per tensor is at most this: call overhead dominates."""
 
-DRAWS_AT_ONCE = 16
-"""How many perturbed models to evaluate in one vectorized call."""
-
 
 class PerturbedModel:
     """A model to evaluate at perturbed weights.
 
     Inside ``with`` the model is in evaluation mode and free of an optimizer's noise; afterwards
-    weights, modes, buffers, gradients and generators are as before.
+    weights, modes, buffers, gradients and generators are as before. Subclasses set ``feed``.
     """
+
+    feed: Feed
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class PerturbedModel:
         _validate.one_of("sampler", sampler, SAMPLERS)
         family(noise)
         self.model, self.relative_to = model, relative_to
-        # A stream of its own: an optimizer with the same seed may have trained with the others.
+        # A separate stream: an optimizer with the same seed may have trained with the same noise.
         self.draw = Draw(noise=noise, seed=_validate.seed(seed), sampler=sampler, rank=stream)
         self.slots = select_parameters(model, parameters)
 
@@ -86,7 +87,7 @@ class PerturbedModel:
             self._stack.close()
 
     def noise(self, number: int, *, signs_only: bool = False) -> dict[Tensor, Tensor]:
-        """Draw number ``number`` of noise for all weights at b = 1, or only its signs."""
+        """Noise of all weights at b = 1 in draw ``number``, or only its signs."""
         draw, result = self.draw._replace(number=number), {}
         for p, slot in self.slots.items():
             weights, size = self._clean_weights[p], self.sizes[p]
@@ -107,13 +108,38 @@ class PerturbedModel:
         reshard(self._clean_weights)
 
     def calls_dominate(self, examples: int) -> bool:
-        """Whether calls take longer than numbers, so that several models at once are faster."""
+        """Whether call overhead exceeds arithmetic, so that several models at once are faster."""
         weights = sum(p.numel() for p in self.slots)
         return examples * weights <= SMALL_WORK * len(self.slots)
 
+    def evaluate_at_once(
+        self,
+        weights: Mapping[Tensor, Tensor],
+        batches: Iterable[Any],
+        read: Callable[[Any, Any], Any],
+    ) -> list[Any] | None:
+        """Result of ``read(outputs, targets)`` for each batch, at several weights in one call.
 
-class FedModel(nn.Module):
-    """A model that takes whole batches, and returns outputs and targets."""
+        ``weights`` has the values of each parameter along a first axis, which the results have too.
+        None if the model or ``read`` cannot be vectorized.
+        """
+        fed = _FedModel(self.model, self.feed)
+        names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
+        named = {names[p]: values for p, values in weights.items()}
+
+        def run(weights: dict[str, Tensor], batch: Any) -> Any:
+            return read(*functional_call(fed, weights, (batch,)))
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # vmap warns where it would be slow
+                return [vmap(lambda w, x=x: run(w, x))(named) for x in batches]
+        except Exception:  # noqa: BLE001 - one-by-one evaluation raises a real error again
+            return None
+
+
+class _FedModel(nn.Module):
+    """Module whose forward pass feeds a whole batch and returns outputs and targets."""
 
     def __init__(self, model: nn.Module, feed: Feed) -> None:
         super().__init__()
@@ -123,21 +149,29 @@ class FedModel(nn.Module):
         return self.feed(self.model, batch)
 
 
+def check_draws(draws: int, antithetic: bool, *, samples: int) -> tuple[int, ...]:
+    """Signs with which to use each draw of noise; refuses fewer than ``samples`` samples."""
+    signs = (1, -1) if _validate.boolean("antithetic", antithetic) else (1,)
+    if _validate.integer("draws", draws, low=samples * len(signs)) % len(signs):
+        raise ValueError(f"draws must be even, since they come in pairs, got {draws}")
+    return signs
+
+
 def select_parameters(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
     """Slots of the parameters to perturb; the noise of one does not depend on the others."""
     named = dict(model.named_parameters())
-    every = slots(list(named.values()))
-    items: Iterable[Any] = every if parameters is None else parameters
+    all_slots = slots(list(named.values()))
+    items: Iterable[Any] = all_slots if parameters is None else parameters
     wanted = set()
     for item in [items] if isinstance(items, (str, Tensor)) else items:
         p = named.get(item) if isinstance(item, str) else item
-        if not isinstance(p, Tensor) or p not in every:
+        if not isinstance(p, Tensor) or p not in all_slots:
             got = repr(item) if isinstance(item, str) else type(item).__name__
             raise ValueError(f"parameters must be of the model or their names, got {got}")
         wanted.add(p)
     if not wanted:
         raise ValueError("there are no parameters to perturb")
-    selected = {p: slot for p, slot in every.items() if p in wanted}
+    selected = {p: slot for p, slot in all_slots.items() if p in wanted}
     try:
         check_parameters(list(selected))
     except ValueError as error:

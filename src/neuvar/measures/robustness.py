@@ -1,4 +1,4 @@
-"""Accuracy on corrupted inputs, and on inputs that were changed to mislead the model."""
+"""Accuracy on corrupted and on adversarial inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neuvar.measures.image_corruptions import CORRUPTIONS, SEVERITIES, as_images
 from neuvar.measures.loss_and_accuracy import check_classes
 
 Transform = Callable[[Tensor], Tensor]
-"""Turns images into the inputs of a model."""
+"""Turns images into the inputs of a model, or inputs into scores."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CorruptionAccuracy:
     """Accuracy on corrupted images.
 
     Attributes:
-        clean: Accuracy on the images as they are.
+        clean: Accuracy on the original images.
         accuracies: Accuracy by kind of corruption, at each of ``severities``.
         severities: The severities.
         mean: Mean accuracy over all kinds and severities; its error is over images.
@@ -54,7 +54,7 @@ def corruption_accuracy(
     batch_size: int = 1024,
     confidence: float = 0.95,
 ) -> CorruptionAccuracy:
-    """Accuracy on images with noise, blur, other colours, shifts and the like.
+    """Accuracy on images with noise, blur, changed contrast, shifts and other corruptions.
 
     The corruptions are like those of MNIST-C and CIFAR-10-C, but not the same: see
     :mod:`neuvar.measures.image_corruptions`. All kinds are applied to the same images.
@@ -91,21 +91,21 @@ def corruption_accuracy(
     seed = _validate.seed(seed)
     cases = list(itertools.product(names, levels))
     hits: list[Tensor] = []
-    with _evaluated(model, data, batch_size) as batches:
+    with _evaluation(model, data, batch_size, transform) as (run, batches):
         for index, (images, labels) in enumerate(batches):
             x = as_images(images)
             key = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
             versions = (corrupt_images(x, *case, seed=key) for case in cases)
-            right = [_right(model, v, labels, transform) for v in itertools.chain([x], versions)]
-            hits.append(torch.stack(right).cpu())
+            correct = [_is_correct(run, v, labels) for v in itertools.chain([x], versions)]
+            hits.append(torch.stack(correct).cpu())
     if not hits:
         raise ValueError("data is empty; a measurement needs at least one example")
     clean, *others = torch.cat(hits, 1)
-    of = [Proportion(int(own.sum()), len(own), confidence) for own in others]
+    shares = [Proportion(int(case.sum()), len(case), confidence) for case in others]
     step = len(levels)
     return CorruptionAccuracy(
         clean=Proportion(int(clean.sum()), len(clean), confidence),
-        accuracies={name: tuple(of[k * step : (k + 1) * step]) for k, name in enumerate(names)},
+        accuracies={name: tuple(shares[k * step : (k + 1) * step]) for k, name in enumerate(names)},
         severities=levels,
         mean=Estimate.of(torch.stack(others).double().mean(0).numpy(), confidence),
     )
@@ -113,12 +113,12 @@ def corruption_accuracy(
 
 @dataclass(frozen=True)
 class AdversarialAccuracy:
-    """Accuracy on inputs that were changed to mislead the model.
+    """Accuracy on adversarial inputs, which were changed to mislead the model.
 
     Attributes:
-        clean: Accuracy on the inputs as they are.
-        attacked: Accuracy after the attack. A stronger attack may find more, so the accuracy under
-            the worst change is at most this.
+        clean: Accuracy on the original inputs.
+        attacked: Accuracy after the attack: an upper bound on the worst case, since a stronger
+            attack may succeed more often.
         epsilon: Largest change of an input.
         norm: How changes are measured.
         steps: Steps of the attack.
@@ -159,9 +159,9 @@ def adversarial_accuracy(
     .. math:: x \leftarrow \Pi_{\|x - x_0\| \le \epsilon}\big(x + \alpha\,\mathrm{sign}\,\nabla_x
               (\max_{c \ne y} f_c - f_y)\big)
 
-    The attack climbs the margin of the scores. Unlike the cross entropy it does not saturate, so
-    large scores cannot hide the gradient. An input counts as right if it was right before, and
-    after every restart.
+    The attack maximizes the margin of the scores. Unlike the cross entropy it does not saturate, so
+    large scores cannot hide the gradient. A prediction counts as correct if it is correct without
+    the attack and after every restart.
 
     References:
         Madry et al. 2018, Towards deep learning models resistant to adversarial attacks;
@@ -171,11 +171,11 @@ def adversarial_accuracy(
         model: A classifier; with :class:`neuvar.AveragedPredictor` the attack sees the average.
         data: A pair of tensors (inputs, labels), or an iterable of such pairs.
         epsilon: Largest change of an input, in its units.
-        norm: ``"inf"`` for the largest change of a number, ``"2"`` for the Euclidean length.
+        norm: ``"inf"`` for the largest change of a value, ``"2"`` for the Euclidean length.
         steps: Steps of the attack.
         step_size: Length α of a step; 2.5 ε / steps by default.
-        restarts: How often to start, each from a random point in the ball.
-        clip: Least and largest value of a valid input; None for any.
+        restarts: Number of attacks on each input, each from a random point in the ball.
+        clip: Smallest and largest valid value of an input; None for no limits.
         transform: Turns inputs of the data into inputs of the model, differentiably.
         seed: Of the starting points.
         batch_size: Of a pair of tensors.
@@ -190,10 +190,8 @@ def adversarial_accuracy(
     _validate.probability("confidence", confidence)
     epsilon = _validate.number("epsilon", epsilon, low=0)
     _validate.one_of("norm", norm, ("inf", "2"))
-    steps, restarts = (
-        _validate.integer(name, value, low=1)
-        for name, value in (("steps", steps), ("restarts", restarts))
-    )
+    steps = _validate.integer("steps", steps, low=1)
+    restarts = _validate.integer("restarts", restarts, low=1)
     size = 2.5 * epsilon / steps if step_size is None else step_size
     _validate.number("step_size", size, low=0)
     if clip is not None and not clip[0] < clip[1]:
@@ -201,14 +199,15 @@ def adversarial_accuracy(
     ball = Ball(epsilon, norm, clip)
     generator = torch.Generator().manual_seed(_validate.seed(seed))
     counts = np.zeros(3, int)
-    with _evaluated(model, data, batch_size) as batches:
+    with _evaluation(model, data, batch_size, transform) as (run, batches):
         for inputs, labels in batches:
-            clean = right = _right(model, inputs, labels, transform)
+            clean = robust = _is_correct(run, inputs, labels)
             for _ in range(restarts):
-                start = ball.project(inputs + ball.random(inputs, generator), inputs)
-                moved = _attack(model, start, inputs, labels, ball, size, steps, transform)
-                right = right & _right(model, moved, labels, transform)
-            counts += [int(clean.sum()), int(right.sum()), len(labels)]
+                x = ball.project(inputs + ball.random(inputs, generator), inputs)
+                for _ in range(steps):
+                    x = ball.project(x + size * ball.step(_margin_gradient(run, x, labels)), inputs)
+                robust = robust & _is_correct(run, x, labels)
+            counts += [int(clean.sum()), int(robust.sum()), len(labels)]
     if not counts[2]:
         raise ValueError("data is empty; a measurement needs at least one example")
     before, after = (Proportion(int(k), int(counts[2]), confidence) for k in counts[:2])
@@ -217,14 +216,14 @@ def adversarial_accuracy(
 
 @dataclass(frozen=True)
 class Ball:
-    """All valid inputs within epsilon of one."""
+    """All valid inputs within epsilon of an input."""
 
     epsilon: float
     norm: str
     clip: tuple[float, float] | None
 
     def project(self, x: Tensor, centre: Tensor) -> Tensor:
-        """The nearest points of the ball, then of the valid inputs."""
+        """Project on the ball, then clip to valid inputs."""
         change = x - centre
         if self.norm == "inf":
             change = change.clamp(-self.epsilon, self.epsilon)
@@ -252,41 +251,31 @@ def _lengths(x: Tensor) -> Tensor:
     return length.view(-1, *[1] * (x.ndim - 1))
 
 
-def _attack(
-    model: nn.Module,
-    start: Tensor,
-    inputs: Tensor,
-    labels: Tensor,
-    ball: Ball,
-    size: float,
-    steps: int,
-    transform: Transform | None,
-) -> Tensor:
-    """Climb the margin from a starting point."""
-    x, own = start, labels[:, None]
-    for _ in range(steps):
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            scores = model(x if transform is None else transform(x))
-            others = scores.scatter(1, own, -torch.inf).amax(1)
-            margin = (others - scores.gather(1, own).squeeze(1)).sum()
-        (gradient,) = torch.autograd.grad(margin, x)
-        x = ball.project(x.detach() + size * ball.step(gradient), inputs)
-    return x
+def _margin_gradient(run: Transform, x: Tensor, labels: Tensor) -> Tensor:
+    """Gradient, in the inputs, of the best wrong score minus the score of the label."""
+    x, index = x.detach().requires_grad_(), labels[:, None]
+    with torch.enable_grad():
+        scores = run(x)
+        best_wrong = scores.scatter(1, index, -torch.inf).amax(1)
+        margin = (best_wrong - scores.gather(1, index).squeeze(1)).sum()
+    (gradient,) = torch.autograd.grad(margin, x)
+    return gradient
 
 
 @contextmanager
-def _evaluated(model: nn.Module, data: Any, batch_size: int) -> Iterator[Iterator[Any]]:
-    """Pairs of inputs and labels, with the model in evaluation mode and without noise."""
+def _evaluation(
+    model: nn.Module, data: Any, batch_size: int, transform: Transform | None
+) -> Iterator[tuple[Transform, Iterator[tuple[Tensor, Tensor]]]]:
+    """Model in evaluation mode without noise, after the transform; pairs of inputs and labels."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch module, got {type(model).__name__}")
     batches = Batches(data, batch_size=batch_size, model=model)
     with clean_eval_mode(model), batches.one_pass() as stream:
-        yield map(_pair, stream)
+        yield model if transform is None else lambda x: model(transform(x)), map(_pair, stream)
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Refuse batches that are not inputs and labels."""
+    """Inputs and labels of a batch; refuses other batches."""
     is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
     if not is_pair or not all(isinstance(part, Tensor) for part in batch):
         raise ValueError(f"data must have batches (inputs, labels), got {describe(batch)}")
@@ -295,13 +284,13 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"labels must be one integer per input, got {labels.dtype} of {tuple(labels.shape)}"
         )
-    return inputs, labels.long()
+    return inputs.detach(), labels.long()
 
 
 @torch.no_grad()
-def _right(model: nn.Module, x: Tensor, labels: Tensor, transform: Transform | None) -> Tensor:
-    """Whether each prediction is right."""
-    scores = model(x if transform is None else transform(x))
+def _is_correct(run: Callable[[Tensor], Any], x: Tensor, labels: Tensor) -> Tensor:
+    """Whether each prediction is correct."""
+    scores = run(x)
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(labels):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"model must return scores of shape ({len(labels)}, classes), got {got}")

@@ -51,7 +51,7 @@ def expected_sharpness(
     True
     """
     if options.get("noise", "gaussian") != "gaussian":
-        raise ValueError(f"expected sharpness has Gaussian noise, got noise={options['noise']!r}")
+        raise ValueError(f"expected sharpness needs Gaussian noise, got noise={options['noise']!r}")
     b, plan = scale("sigma", sigma), Plan(draws, confidence=confidence)
     with Landscape(model, loss, data, **options) as landscape:
         rise = measure(landscape, b, plan)
@@ -124,9 +124,9 @@ def curvature_check(
     .. math:: E_\epsilon\,L(\theta + \epsilon) - L(\theta) \approx \frac12\,b^2\,\mathrm{tr}\,H
 
     for Gaussian noise of small b; for other families b is replaced by their standard deviation. If
-    the ratio is not 1, b is too large for the loss to be quadratic, or its slope has kinks, as with
-    ReLU, which second derivatives do not see. The arguments are as for :func:`neural_variability`,
-    except for ``batchnorm``; the loss must be twice differentiable.
+    the ratio is not 1, b is too large for the quadratic approximation, or the gradient has jumps,
+    as with ReLU, which the Hessian does not contain. The arguments are as for
+    :func:`neural_variability`, except for ``batchnorm``; the loss must be twice differentiable.
 
     >>> model = nn.Linear(3, 1, bias=False)
     >>> x, y = torch.eye(3), model(torch.eye(3)).detach()
@@ -157,15 +157,15 @@ def quadratic_forms(landscape: Landscape, count: int, *, signs_only: bool = Fals
     params, forms = list(landscape.slots), np.zeros(count)
     with _batch_losses(landscape) as losses:
         for share, loss in losses:
-            slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
             for k in range(count):
                 v = list(landscape.noise(k + 1, signs_only=signs_only).values())
-                along = _inner(v, slopes)
-                if along.requires_grad:  # else the loss is linear
-                    bent = torch.autograd.grad(
-                        along, params, retain_graph=True, materialize_grads=True
+                slope = _inner(v, gradients)
+                if slope.requires_grad:  # else the loss is linear
+                    hessian_v = torch.autograd.grad(
+                        slope, params, retain_graph=True, materialize_grads=True
                     )
-                    forms[k] += share * float(_inner(v, bent))
+                    forms[k] += share * float(_inner(v, hessian_v))
     return forms
 
 
@@ -180,15 +180,15 @@ def gradient(landscape: Landscape) -> dict[Tensor, Tensor]:
     total = {p: torch.zeros_like(p, requires_grad=False) for p in landscape.slots}
     with _batch_losses(landscape) as losses:
         for share, loss in losses:
-            slopes = torch.autograd.grad(loss, list(total), materialize_grads=True)
-            for sum_, g in zip(total.values(), slopes, strict=True):
+            gradients = torch.autograd.grad(loss, list(total), materialize_grads=True)
+            for sum_, g in zip(total.values(), gradients, strict=True):
                 sum_.add_(g, alpha=share)
     return total
 
 
 @contextmanager
 def _batch_losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor]]]:
-    """Weight and differentiable loss of each batch; frozen parameters are differentiable too."""
+    """Weight and differentiable loss of each batch; frozen parameters get gradients, too."""
     params, weights = list(landscape.slots), landscape.weights[:, 0]
     shares = (weights / weights.sum()).tolist()
     if any(map(is_sharded, params)):
@@ -211,7 +211,8 @@ def _batch_losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor
             landscape.batches.one_pass() as batches,
         ):
             pairs = zip(shares, batches, strict=True)
-            yield ((share, value(batch)) for share, batch in pairs if share)  # others may be nan
+            # The loss of a batch of weight 0 may be nan.
+            yield ((share, value(batch)) for share, batch in pairs if share)
     finally:
         for p in frozen:
             p.requires_grad_(False)
@@ -274,10 +275,9 @@ def keskar_sharpness(
     starts = _validate.integer("starts", starts, low=1)
     if subspace is not None:
         subspace = _validate.integer("subspace", subspace, low=1)
-    landscape = Landscape(
+    with Landscape(
         model, loss, data, parameters=parameters, seed=seed, feed=feed, batch_size=batch_size
-    )
-    with landscape:
+    ) as landscape:
         space = _WholeSpace(landscape) if subspace is None else _Subspace(landscape, subspace)
         width = epsilon * (space.coordinates.abs() + 1)
         generator = torch.Generator().manual_seed(seed)
@@ -301,15 +301,15 @@ def _ascend(
             return math.inf
         highest = max(highest, loss)
         if step < steps:
-            # The first step can cross the box; later ones are shorter, for maxima in its inside.
+            # The first step can cross the box; later ones are shorter, to find maxima inside it.
             stride = 2.0 / (1 + step) ** 0.5 * width
-            slope = space.to_coordinates(gradient(landscape))
-            y = (y + stride * slope.sign()).clamp(-width, width)
+            direction = space.to_coordinates(gradient(landscape)).sign()
+            y = (y + stride * direction).clamp(-width, width)
     return highest
 
 
 class _WholeSpace:
-    """Coordinates y that are the weights themselves, in one row: A is the identity."""
+    """Coordinates y of all weights, in one row: A is the identity."""
 
     def __init__(self, landscape: Landscape) -> None:
         self.landscape = landscape
@@ -321,9 +321,9 @@ class _WholeSpace:
         parts = y.split([p.numel() for p in params])
         return {p: part.view(p.shape).to(p.device) for p, part in zip(params, parts, strict=True)}
 
-    def to_coordinates(self, slope: dict[Tensor, Tensor]) -> Tensor:
-        """The slope with respect to y."""
-        rows = [g.reshape(-1) for g in slope.values()]
+    def to_coordinates(self, values: dict[Tensor, Tensor]) -> Tensor:
+        """Aᵀ times values of all weights; for a gradient, this is the gradient in y."""
+        rows = [g.reshape(-1) for g in values.values()]
         return torch.cat([row.to(rows[0].device) for row in rows])
 
 
@@ -356,9 +356,9 @@ class _Subspace(_WholeSpace):
             shift[p] = torch.cat(rows).view(p.shape) if rows else torch.zeros_like(p)
         return shift
 
-    def to_coordinates(self, slope: dict[Tensor, Tensor]) -> Tensor:
+    def to_coordinates(self, values: dict[Tensor, Tensor]) -> Tensor:
         total = torch.zeros(self.dimension, dtype=torch.float64)
-        for p, g in slope.items():
+        for p, g in values.items():
             flat = g.reshape(-1)
             for low, high, z in self._columns(p):
                 total += (z @ flat[low:high].to(z.dtype)).double().cpu()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from neuvar import _validate
 from neuvar._batches import Batches, Feed, feed_batch
 from neuvar.measures.estimate import Estimate, Proportion
+from neuvar.measures.landscape import lists_options
 from neuvar.measures.loss_and_accuracy import are_classes, check_classes
 from neuvar.measures.perturbed import Parameters, PerturbedModel
-from neuvar.measures.plots import plot_faults, plot_rounding
+from neuvar.measures.plots import new_axes, plot_band
 from neuvar.measures.torch_kernels import KERNEL_BITS, quantized_copy
 from neuvar.noise import scale, standard_noise
 from neuvar.optim.layout import is_sharded, local
@@ -24,6 +25,83 @@ from neuvar.optim.rounding import BY, round_weights, rounding_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+class StoredOptions(TypedDict, total=False):
+    """Options common to the measures of stored weights; see :func:`rounding`."""
+
+    parameters: Parameters | None
+    feed: Feed | None
+    batch_size: int
+    confidence: float
+
+
+class StoredWeights(PerturbedModel):
+    """A classifier, its data, and the weights that hardware stores."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        seed: int,
+        *,
+        parameters: Parameters | None = None,
+        feed: Feed | None = None,
+        batch_size: int = 1024,
+        confidence: float = 0.95,
+    ) -> None:
+        if parameters is None and isinstance(model, nn.Module):
+            parameters = [name for name, p in model.named_parameters() if p.ndim > 1]
+        super().__init__(model, parameters=parameters, seed=seed)
+        if any(map(is_sharded, self.slots)):
+            raise ValueError("model is sharded; gather its weights first")
+        self.batches = Batches(data, batch_size=batch_size, model=model)
+        self.feed = feed or feed_batch
+        self.confidence = _validate.probability("confidence", confidence)
+
+    @torch.no_grad()
+    def accuracy(
+        self,
+        change: Callable[[Tensor, Tensor], Tensor] | None = None,
+        of: nn.Module | None = None,
+    ) -> Proportion:
+        """Accuracy with weights ``change(parameter, clean weights)``, or of another model."""
+        self.move(None)
+        if change is not None:
+            for p, clean in self._clean_weights.items():
+                local(p.data).copy_(change(p, clean))
+        right = total = 0
+        with self.batches.one_pass() as batches:
+            for batch in batches:
+                outputs, targets = self.feed(of or self.model, batch)
+                if not are_classes(outputs, targets):
+                    raise ValueError("accuracy needs a model that returns scores of classes")
+                counted = targets >= 0
+                check_classes(targets[counted], outputs.shape[1])
+                # Damaged weights may give nan scores, which argmax takes for the largest.
+                hits = (outputs.argmax(1) == targets) & ~outputs.isnan().any(1) & counted
+                right, total = right + int(hits.sum()), total + int(counted.sum())
+        self.batches.check_count(total)
+        return Proportion(right, total, self.confidence)
+
+    def fault_curve(
+        self,
+        kind: str,
+        levels: tuple[float, ...],
+        draws: int,
+        damage: Callable[[float, int, Tensor, Tensor], Tensor],
+    ) -> Faults:
+        """Mean accuracy over draws; the weights are ``damage(level, draw, parameter, clean)``."""
+        if not levels:
+            raise ValueError("rates or scales must have at least one value")
+        _validate.integer("draws", draws, low=2)
+        curve = []
+        with self:
+            clean = self.accuracy()
+            for level in levels:
+                values = [self.accuracy(partial(damage, level, k)).value for k in range(draws)]
+                curve.append(Estimate.of(values, self.confidence))
+        return Faults(kind, levels, tuple(curve), clean, draws)
 
 
 @dataclass(frozen=True)
@@ -34,7 +112,7 @@ class Rounding:
 
     Attributes:
         clean: Accuracy at full precision.
-        accuracies: Accuracy by what shares a step (``"tensor"``, ``"row"``), then by bits.
+        accuracies: Accuracy for each ``by`` (``"tensor"``, ``"row"``), then for each of ``bits``.
         kernels: Accuracy with torch's own quantized linear layers, by bits; see
             :func:`neuvar.measures.quantized_copy`.
         parameters: Names of the rounded parameters.
@@ -47,16 +125,35 @@ class Rounding:
 
     def plot(self, ax: Axes | None = None, *, label: str | None = None) -> Axes:
         """Plot accuracy against bits, with the interval as bars, on ``ax`` or new axes."""
-        return plot_rounding(self, ax, label)
+        ax = new_axes() if ax is None else ax
+        styles = {"tensor": ("--", "s"), "row": ("-", "o"), "torch kernels": ("", "*")}
+        color = None
+        for by, points in (*self.accuracies.items(), ("torch kernels", self.kernels)):
+            if not points:
+                continue
+            line, marker = styles[by]
+            bits, shares = zip(*points.items(), strict=True)
+            y = np.array([share.value for share in shares])
+            low, high = np.array([share.interval for share in shares]).T
+            name = f"{label}, {by}" if label else by
+            style: dict[str, Any] = {"linestyle": line, "marker": marker, "color": color}
+            drawn = ax.errorbar(bits, y, [y - low, high - y], label=name, capsize=2, **style)
+            color = drawn.lines[0].get_color()
+        if not ax.xaxis_inverted():
+            ax.invert_xaxis()
+        ax.set(xlabel="bits per weight", ylabel="accuracy")
+        ax.legend(frameon=False, fontsize="small")
+        return ax
 
     def __str__(self) -> str:
         lines = [f"full precision {self.clean.value:.4g}"]
         for by, points in (*self.accuracies.items(), ("torch kernels", self.kernels)):
-            cells = ", ".join(f"{bits}: {own.value:.4g}" for bits, own in points.items())
+            cells = ", ".join(f"{bits}: {share.value:.4g}" for bits, share in points.items())
             lines += [f"{by}: {cells}"] if cells else []
         return "\n".join(lines)
 
 
+@lists_options(StoredOptions, StoredWeights)
 def rounding(
     model: nn.Module,
     data: Any,
@@ -64,10 +161,7 @@ def rounding(
     bits: Iterable[int] = (8, 7, 6, 5, 4, 3, 2),
     by: str | Iterable[str] = BY,
     kernels: bool = False,
-    parameters: Parameters | None = None,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
-    confidence: float = 0.95,
+    **options: Unpack[StoredOptions],
 ) -> Rounding:
     r"""Accuracy against the number of bits of the weights.
 
@@ -83,11 +177,12 @@ def rounding(
         by: ``"tensor"`` for one step per tensor, ``"row"`` for one per slice along the first axis
             (output channel); both by default.
         kernels: Also measure a copy with torch's own quantized linear layers, at 8 and 4 bits.
-        parameters: Which to round, as tensors or by name; by default those of two or more
-            dimensions, which leaves out biases and normalization layers.
-        feed: ``feed(model, batch)`` returns outputs and targets of other batches.
-        batch_size: Of a pair of tensors.
-        confidence: Confidence level of the intervals.
+        options:
+            - ``parameters=None``: which to round, as tensors or by name; by default those of two or
+              more dimensions, which leaves out biases and normalization layers.
+            - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
+            - ``batch_size=1024``: of a pair of tensors.
+            - ``confidence=0.95``: confidence level of the intervals.
 
     >>> model = nn.Linear(3, 2)
     >>> data = torch.randn(20, 3), torch.arange(20) % 2
@@ -96,32 +191,28 @@ def rounding(
     {'tensor': [8, 2], 'row': [8, 2]}
     """
     levels = [_validate.integer("bits", value, low=2, high=16) for value in bits]
-    groups = [_validate.one_of("by", own, BY) for own in ([by] if isinstance(by, str) else by)]
+    groups = [_validate.one_of("by", group, BY) for group in ([by] if isinstance(by, str) else by)]
     _validate.boolean("kernels", kernels)
-    _validate.probability("confidence", confidence)
-    stored = _StoredWeights(model, parameters, 0)
-    stored.read(data, feed, batch_size)
+    stored = StoredWeights(model, data, 0, **options)
+
+    def rounded(level: int, group: str) -> Proportion:
+        return stored.accuracy(lambda _, w: round_weights(w, level, by=group))
+
     with stored:
-        clean = stored.accuracy(confidence)
-        accuracies = {
-            own: {
-                level: stored.accuracy(confidence, partial(_rounded, bits=level, by=own))
-                for level in levels
-            }
-            for own in groups
-        }
-        real = {}
-        for level in KERNEL_BITS if kernels else ():
-            stored.put(None)
-            real[level] = stored.accuracy(confidence, of=quantized_copy(model, bits=level))
-    return Rounding(clean, accuracies, real, tuple(stored.names))
+        clean = stored.accuracy()
+        accuracies = {group: {n: rounded(n, group) for n in levels} for group in groups}
+        stored.move(None)
+        copies = {n: quantized_copy(model, bits=n) for n in KERNEL_BITS if kernels}
+        by_kernels = {n: stored.accuracy(of=copied) for n, copied in copies.items()}
+    names = tuple(name for name, p in model.named_parameters() if p in stored.slots)
+    return Rounding(clean, accuracies, by_kernels, names)
 
 
 @dataclass(frozen=True)
 class Faults:
     """Accuracy against the size or the rate of random faults in the weights.
 
-    Intervals are over faults; the data are fixed.
+    Intervals are over random faults; the data are fixed.
 
     Attributes:
         kind: What the faults are.
@@ -139,7 +230,13 @@ class Faults:
 
     def plot(self, ax: Axes | None = None, *, label: str | None = None) -> Axes:
         """Plot accuracy against the level, with the interval as a band, on ``ax`` or new axes."""
-        return plot_faults(self, ax, label)
+        mean = [accuracy.mean for accuracy in self.accuracies]
+        ends = zip(*(accuracy.interval for accuracy in self.accuracies), strict=True)
+        ax = plot_band(ax, self.levels, mean, ends, label, marker="o", markersize=3.5)
+        if min(self.levels) > 0 and max(self.levels) > 20 * min(self.levels):
+            ax.set_xscale("log")
+        ax.set(xlabel=self.kind, ylabel="accuracy")
+        return ax
 
     def __str__(self) -> str:
         points = zip(self.levels, self.accuracies, strict=True)
@@ -147,6 +244,7 @@ class Faults:
         return f"{self.kind}; none: {self.clean.value:.4g}; {'; '.join(cells)}"
 
 
+@lists_options(StoredOptions, StoredWeights)
 def bit_flips(
     model: nn.Module,
     data: Any,
@@ -155,28 +253,22 @@ def bit_flips(
     bits: int | None = 8,
     by: str = "row",
     draws: int = 16,
-    parameters: Parameters | None = None,
     seed: int = 0,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
-    confidence: float = 0.95,
+    **options: Unpack[StoredOptions],
 ) -> Faults:
-    """Accuracy when bits of the stored weights flip at random, as in memory at low voltage.
+    """Accuracy under random bit flips in the stored weights, as in memory at low voltage.
 
     Args:
         model: A classifier.
         data: As for :func:`neuvar.neural_variability`.
         rates: Probabilities that a bit flips.
         bits: The weights are stored as signed integers of this many bits, 2 to 8; None for their
-            own floating point format, in which one flip can make a weight huge. Outputs that are
-            not numbers count as wrong.
-        by: What shares a step of rounding to integers: ``"row"`` or ``"tensor"``.
+            own floating point format, in which one flip can make a weight huge. Predictions from
+            nan scores count as wrong.
+        by: Which weights share a rounding step: each ``"row"`` or each ``"tensor"``.
         draws: Number of damaged models per rate.
-        parameters: Which are stored; by default those of two or more dimensions.
         seed: Of the faults.
-        feed: ``feed(model, batch)`` returns outputs and targets of other batches.
-        batch_size: Of a pair of tensors.
-        confidence: Confidence level of the intervals.
+        options: As for :func:`rounding`.
 
     >>> model = nn.Linear(3, 2)
     >>> data = torch.randn(20, 3), torch.arange(20) % 2
@@ -188,18 +280,18 @@ def bit_flips(
         _validate.integer("bits", bits, low=2, high=8)
     _validate.one_of("by", by, BY)
     seed = _validate.seed(seed)
+    stored = StoredWeights(model, data, seed, **options)
 
-    def damage(stored: _StoredWeights, rate: float, draw: int, p: Tensor, w: Tensor) -> Tensor:
+    def damage(rate: float, draw: int, p: Tensor, w: Tensor) -> Tensor:
         key = np.random.SeedSequence([seed, draw, stored.slots[p].number])
         generator = np.random.Generator(np.random.PCG64(key))
         return flip_bits(w, rate, generator, bits=bits, by=by)
 
     what = "floating point weights" if bits is None else f"{bits}-bit weights"
-    stored = _StoredWeights(model, parameters, seed)
-    stored.read(data, feed, batch_size)
-    return _fault_curve(stored, f"rate of bit flips in {what}", shares, damage, draws, confidence)
+    return stored.fault_curve(f"rate of bit flips in {what}", shares, draws, damage)
 
 
+@lists_options(StoredOptions, StoredWeights)
 def analog_noise(
     model: nn.Module,
     data: Any,
@@ -207,11 +299,8 @@ def analog_noise(
     scales: Iterable[float],
     kind: str = "multiplicative",
     draws: int = 16,
-    parameters: Parameters | None = None,
     seed: int = 0,
-    feed: Feed | None = None,
-    batch_size: int = 1024,
-    confidence: float = 0.95,
+    **options: Unpack[StoredOptions],
 ) -> Faults:
     r"""Accuracy under the weight noise of analog hardware.
 
@@ -223,11 +312,8 @@ def analog_noise(
         scales: Values of σ.
         kind: ``"multiplicative"``, or ``"additive"`` relative to the largest weight of each tensor.
         draws: Number of noisy models per scale. All scales use the same draws.
-        parameters: Which are noisy; by default those of two or more dimensions.
         seed: Of the noise.
-        feed: ``feed(model, batch)`` returns outputs and targets of other batches.
-        batch_size: Of a pair of tensors.
-        confidence: Confidence level of the intervals.
+        options: As for :func:`rounding`.
 
     >>> model = nn.Linear(3, 2)
     >>> data = torch.randn(20, 3), torch.arange(20) % 2
@@ -236,16 +322,14 @@ def analog_noise(
     """
     _validate.one_of("kind", kind, ("multiplicative", "additive"))
     sigmas = tuple(scale("scales", value) for value in scales)
+    stored = StoredWeights(model, data, seed, **options)
 
-    def damage(stored: _StoredWeights, sigma: float, draw: int, p: Tensor, w: Tensor) -> Tensor:
+    def damage(sigma: float, draw: int, p: Tensor, w: Tensor) -> Tensor:
         z = standard_noise(stored.slots[p], stored.draw._replace(number=draw + 1), w.device)
         size = w.abs() if kind == "multiplicative" else w.abs().max()
         return w + sigma * z.to(w.dtype) * size
 
-    stored = _StoredWeights(model, parameters, seed)
-    stored.read(data, feed, batch_size)
-    name = f"{kind} noise σ of the weights"
-    return _fault_curve(stored, name, sigmas, damage, draws, confidence)
+    return stored.fault_curve(f"{kind} noise σ of the weights", sigmas, draws, damage)
 
 
 def flip_bits(
@@ -261,92 +345,13 @@ def flip_bits(
     total = weights.numel() * width
     positions = generator.choice(total, generator.binomial(total, rate), replace=False)
     masks = np.zeros(weights.numel(), np.int64)
-    # Several flips may hit one weight; the bits of a mask are distinct, so adding sets them.
+    # One weight may have several flips. Positions are distinct, so adding sets each bit once.
     np.add.at(masks, positions // width, np.left_shift(np.int64(1), positions % width))
     flips = torch.from_numpy(masks).to(weights.device).view(weights.shape)
     if bits is None:
-        kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]
-        return (weights.contiguous().view(kind) ^ flips.to(kind)).view(weights.dtype)
+        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]
+        return (weights.contiguous().view(integer) ^ flips.to(integer)).view(weights.dtype)
     step = rounding_step(weights, bits, by=by)
-    safe = torch.where(step > 0, step, torch.ones_like(step))
-    stored = ((weights / safe).round().long() & (2**bits - 1)) ^ flips
+    stored = ((weights / step.masked_fill(step == 0, 1)).round().long() & (2**bits - 1)) ^ flips
     signed = torch.where(stored >= 2 ** (bits - 1), stored - 2**bits, stored)
     return signed.to(weights.dtype) * step
-
-
-Damage = Callable[["_StoredWeights", float, int, Tensor, Tensor], Tensor]
-"""New weights, given the level, the number of the draw, the parameter and its clean weights."""
-
-
-def _rounded(p: Tensor, w: Tensor, *, bits: int, by: str) -> Tensor:
-    return round_weights(w, bits, by=by)
-
-
-def _fault_curve(
-    stored: _StoredWeights,
-    kind: str,
-    levels: tuple[float, ...],
-    damage: Damage,
-    draws: int,
-    confidence: float,
-) -> Faults:
-    if not levels:
-        raise ValueError("there must be at least one level of faults")
-    _validate.integer("draws", draws, low=2)
-    _validate.probability("confidence", confidence)
-    curve = []
-    with stored:
-        clean = stored.accuracy(confidence)
-        for level in levels:
-            changes = [partial(damage, stored, level, draw) for draw in range(draws)]
-            values = [stored.accuracy(confidence, change).value for change in changes]
-            curve.append(Estimate.of(values, confidence))
-    return Faults(kind, levels, tuple(curve), clean, draws)
-
-
-class _StoredWeights(PerturbedModel):
-    """A classifier, its data, and the weights that hardware stores."""
-
-    def __init__(self, model: nn.Module, parameters: Parameters | None, seed: int) -> None:
-        if parameters is None and isinstance(model, nn.Module):
-            parameters = [name for name, p in model.named_parameters() if p.ndim > 1]
-        super().__init__(model, parameters=parameters, seed=seed)
-        if any(map(is_sharded, self.slots)):
-            raise ValueError("model is sharded; gather its weights first")
-        self.names = [name for name, p in model.named_parameters() if p in self.slots]
-
-    def read(self, data: Any, feed: Feed | None, batch_size: int) -> None:
-        """Set the data to measure the accuracy on."""
-        self.batches = Batches(data, batch_size=batch_size, model=self.model)
-        self.feed = feed or feed_batch
-
-    @torch.no_grad()
-    def put(self, change: Callable[[Tensor, Tensor], Tensor] | None) -> None:
-        """Set the weights to ``change(parameter, clean weights)``; None restores them."""
-        self.move(None)
-        if change is not None:
-            for p, clean in self._clean_weights.items():
-                local(p.data).copy_(change(p, clean))
-
-    @torch.no_grad()
-    def accuracy(
-        self,
-        confidence: float,
-        change: Callable[[Tensor, Tensor], Tensor] | None = None,
-        of: nn.Module | None = None,
-    ) -> Proportion:
-        """Accuracy of the model with changed weights, or of another model."""
-        self.put(change)
-        right = total = 0
-        with self.batches.one_pass() as batches:
-            for batch in batches:
-                outputs, targets = self.feed(of or self.model, batch)
-                if not are_classes(outputs, targets):
-                    raise ValueError("accuracy needs a model that returns scores of classes")
-                counted = targets >= 0
-                check_classes(targets[counted], outputs.shape[1])
-                # Damaged weights may give nan, which argmax would take for the largest score.
-                hits = (outputs.argmax(1) == targets) & ~outputs.isnan().any(1) & counted
-                right, total = right + int(hits.sum()), total + int(counted.sum())
-        self.batches.check_count(total)
-        return Proportion(right, total, confidence)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.measures.conversion import as_tensor, check_fractions
+from neuvar.measures.conversion import as_array, check_fractions
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -34,7 +34,7 @@ class Forgetting:
         first_task: Final accuracy on the first task.
         first_task_curve: Accuracy on the first task after each task.
         seen_tasks_curve: Mean accuracy over the tasks seen so far, after each task.
-        forward_transfer: Mean lead over the baseline before each task is learned, or None.
+        forward_transfer: Mean accuracy before each task is learned, minus the baseline; or None.
     """
 
     average_accuracy: Average
@@ -47,7 +47,7 @@ class Forgetting:
 
 
 def forgetting(accuracy: Any, *, baseline: Any = None) -> Forgetting:
-    r"""Summarise a matrix of accuracies R, with :math:`R_{ij}` on task j after learning task i.
+    r"""Summarize accuracies :math:`R_{ij}` on task j after learning task i.
 
     .. math:: \text{backward transfer} = \frac1{T-1} \sum_{j<T} R_{Tj} - R_{jj}
 
@@ -102,7 +102,7 @@ def delta_ab(before: Any, after: Any) -> Average:
     >>> round(result.mean, 3), round(result.stderr, 4)
     (0.3, 0.0577)
     """
-    first, second = _array("before", before), _array("after", after)
+    first, second = as_array("before", before), as_array("after", after)
     for name, loss in (("before", first), ("after", second)):
         if loss.ndim > 1 or not loss.size:
             raise ValueError(f"{name} must be one loss or one per example, got shape {loss.shape}")
@@ -122,14 +122,9 @@ def _average(values: Array) -> Average:
     return Average(float(values.mean()), std, std / math.sqrt(n), n)
 
 
-def _array(name: str, values: Any) -> Array:
-    array: Array = as_tensor(name, values).double().numpy()
-    return array
-
-
 def _accuracies(accuracy: Any) -> Array:
     """Accuracies of shape (trials, T, T)."""
-    r = _array("accuracy", accuracy)
+    r = as_array("accuracy", accuracy)
     shape, r = r.shape, r[None] if r.ndim == 2 else r
     if r.ndim != 3 or not len(r) or r.shape[1] != r.shape[2] or r.shape[1] < 2:
         raise ValueError(
@@ -148,17 +143,17 @@ def _accuracies(accuracy: Any) -> Array:
 
 
 def _forward_transfer(r: Array, baseline: Any) -> Average:
-    known = _array("baseline", baseline)
-    if known.shape != r.shape[1:2] or np.isnan(known[1:]).any():
+    beta = as_array("baseline", baseline)
+    if beta.shape != r.shape[1:2] or np.isnan(beta[1:]).any():
         raise ValueError(
             f"baseline must have shape ({r.shape[1]},), one accuracy per task without nan, got "
-            f"{known.tolist()}"
+            f"{beta.tolist()}"
         )
-    check_fractions("baseline", known[~np.isnan(known)])
-    ahead = np.diagonal(r, offset=1, axis1=1, axis2=2)
-    if np.isnan(ahead).any():
+    check_fractions("baseline", beta[~np.isnan(beta)])
+    before = np.diagonal(r, offset=1, axis1=1, axis2=2)
+    if np.isnan(before).any():
         raise ValueError(
-            "accuracy must have each task's accuracy just before it is learned for the forward "
-            "transfer, got nan just above the diagonal"
+            "forward transfer needs each task's accuracy just before it is learned, "
+            "got nan just above the diagonal of accuracy"
         )
-    return _average((ahead - known[1:]).mean(axis=1))
+    return _average((before - beta[1:]).mean(axis=1))

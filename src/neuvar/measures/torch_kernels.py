@@ -13,19 +13,19 @@ from torch.nn import functional as F
 from neuvar import _validate
 
 KERNEL_BITS = (8, 4)
-"""Precisions for which torch has kernels on a CPU."""
+"""Bits per weight for which torch has CPU kernels."""
 
 GROUP = 32
-"""Weights of a row that share a scale, at 4 bits."""
+"""Number of weights of a row that share a scale at 4 bits."""
 
 
 def quantized_copy(model: nn.Module, *, bits: int) -> nn.Module:
     """Copy a model to the CPU with its linear layers quantized by torch itself.
 
     With 8 bits the layers are those of ``torch.ao.quantization.quantize_dynamic``: signed integers
-    with one scale per tensor, and activations rounded to 8 bits, too. With 4 bits they use the
-    kernel that torchao's ``Int4WeightOnlyConfig`` uses: groups of 32 weights of a row share a scale
-    and an offset. All other layers stay as they are.
+    with one scale per tensor; activations are rounded to 8 bits, too. With 4 bits they use torch's
+    kernel for int4 weights: groups of 32 weights of a row share a scale and an offset. All other
+    layers are not changed.
 
     Args:
         model: A module in single precision with ``nn.Linear`` layers.
@@ -42,26 +42,26 @@ def quantized_copy(model: nn.Module, *, bits: int) -> nn.Module:
         raise ValueError("model has no nn.Linear layers, for which torch has quantized kernels")
     if any(p.dtype != torch.float32 for p in model.parameters()):
         raise ValueError("model must be in single precision")
-    own = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     if bits == 8:
         from torch.ao import quantization
 
         with warnings.catch_warnings():  # torch plans to move this to torchao
             warnings.simplefilter("ignore")
             dynamic: Any = quantization.quantize_dynamic
-            made: nn.Module = dynamic(own, {nn.Linear}, dtype=torch.qint8)
-            return made
-    if type(own) is nn.Linear:
-        return Int4Linear(own)
-    for module in list(own.modules()):
+            quantized: nn.Module = dynamic(copied, {nn.Linear}, dtype=torch.qint8)
+            return quantized
+    if type(copied) is nn.Linear:
+        return Int4Linear(copied)
+    for module in list(copied.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, Int4Linear(child))
-    return own
+    return copied
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with weights of 4 bits, by torch's kernel for CPUs."""
+    """A linear layer with 4-bit weights, computed by torch's CPU kernel."""
 
     packed: Tensor
     scales: Tensor
@@ -69,7 +69,7 @@ class Int4Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.outputs, self.inputs = linear.weight.shape
-        # The kernel takes multiples of these sizes.
+        # The kernel needs sizes that are multiples of these.
         pad = (0, -self.inputs % GROUP, 0, -self.outputs % 16)
         groups = F.pad(linear.weight.detach(), pad).unflatten(1, (-1, GROUP))
         low, high = groups.amin(2), groups.amax(2)

@@ -14,14 +14,15 @@ from neuvar import _validate
 from neuvar.measures.estimate import Estimate, limit
 from neuvar.measures.landscape import Landscape, Options, lists_options
 from neuvar.measures.loss_and_accuracy import Loss, LossAndAccuracy
-from neuvar.measures.plots import plot_curve
+from neuvar.measures.perturbed import check_draws
+from neuvar.measures.plots import plot_band
 from neuvar.noise import scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FIRST_CHECK = 16
-"""Independent samples before the half-width is first compared with the tolerance."""
+"""Number of samples after which the half-width is first compared with the tolerance."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Variability:
         clean: Loss at the model's own weights, :math:`L(\theta, S)`.
         perturbed: Neural variable risk, :math:`E_\epsilon L(\theta + \epsilon, S)`.
         difference: ``perturbed - clean``, signed.
-        delta: Absolute value of ``difference``; biased upward if that is small against its error.
+        delta: Absolute value of ``difference``; biased upward if that is within its error.
         stderr: Standard error of ``difference``.
         interval: Contains the true difference with probability ``confidence``.
         upper: With probability ``confidence``, (b, δ)-variability holds for every δ above it.
@@ -96,14 +97,15 @@ def neural_variability(
 
     A model has (b, δ)-neural variability if the absolute value of this is at most δ. Each draw of
     ε is the same for the whole data set. The model and its weights are not changed; an optimizer's
-    noise is removed meanwhile. In half precision rounding changes the loss too: if δ is small,
-    measure a copy in single precision.
+    noise is removed during the measurement. In half precision rounding changes the loss too: if δ
+    is small, measure a copy in single precision.
 
     The batch size does not matter: batches are weighted by their number of targets, without those
     that the loss ignores. ``cross_entropy`` and ``nll_loss``, as functions, modules or in a
-    ``functools.partial``, ignore ``ignore_index``, and their class weights are part of the weight.
-    Other losses are taken to ignore their attribute ``ignore_index``, by default -100, and negative
-    targets if the outputs are scores of classes.
+    ``functools.partial``, ignore ``ignore_index``; if they have class weights, the sum of these is
+    used instead of the number. For other losses, targets that equal their attribute
+    ``ignore_index`` (-100 without one) count as ignored, and so do negative targets if the outputs
+    are scores of classes.
 
     References:
         Xie et al. 2021, Artificial neural variability for deep learning, definition 1.
@@ -116,8 +118,8 @@ def neural_variability(
             as ``"labels"``.
         b: Scale of the noise: N(0, b²), Laplace(0, b) or uniform(−b, b).
         draws: Number of perturbed models to evaluate; with ``tolerance``, the maximum. With fewer
-            than 32 the interval is too narrow (85 to 90 % coverage with 4 to 8), as it is for
-            losses that few draws change, such as the 0-1 loss of a robust model.
+            than 32 the interval is too narrow (85 to 90 % coverage with 4 to 8). It is also too
+            narrow if only few draws change the loss, as for the 0-1 loss of a robust model.
         tolerance: Stop when the half-width of the interval, in units of the loss, is at most this.
             It is checked after 16, 32, 64, ... samples; early stopping costs about 1 % of coverage.
         confidence: Confidence level of ``interval`` and ``upper``.
@@ -133,7 +135,7 @@ def neural_variability(
             - ``batchnorm="keep"``: or ``"reestimate"`` its statistics at each set of weights.
             - ``feed=None``: ``feed(model, batch)`` returns outputs and targets of other batches.
             - ``batch_size=1024``: of a pair of tensors.
-            - ``vectorize=None``: evaluate several perturbed models at once; if faster by default.
+            - ``vectorize=None``: evaluate several perturbed models at once; by default, if faster.
 
     >>> import torch
     >>> model = nn.Linear(3, 1, bias=False)
@@ -147,7 +149,7 @@ def neural_variability(
         return measure(landscape, b, plan)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """Number of draws and when to stop."""
 
@@ -158,16 +160,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         _validate.probability("confidence", self.confidence)
-        _validate.boolean("antithetic", self.antithetic)
-        _validate.integer("draws", self.draws, low=2 * len(self.signs))
-        if self.antithetic and self.draws % 2:
-            raise ValueError(f"draws must be even, since they come in pairs, got {self.draws}")
+        self.signs = check_draws(self.draws, self.antithetic, samples=2)
         if self.tolerance is not None:
             _validate.number("tolerance", self.tolerance, above=0)
-
-    @property
-    def signs(self) -> tuple[int, ...]:
-        return (1, -1) if self.antithetic else (1,)
 
 
 def measure(
@@ -186,7 +181,7 @@ def measure(
             break
         n = min(2 * n, budget)
     upper = max(limit(differences, plan.confidence), -limit(differences, 1 - plan.confidence))
-    # Rounding is common to all draws, so their spread does not show it.
+    # Rounding affects all draws alike, so their spread does not include it.
     rounding = landscape.rounding if b else 0.0
     accuracies = np.array([result.accuracy for result in results])
     has_classes = not math.isnan(landscape.clean.accuracy)
@@ -227,7 +222,21 @@ class Curve:
 
         ``show`` is ``"loss"`` or ``"accuracy"``, ``label`` the name in the legend.
         """
-        return plot_curve(self, ax, show, label)
+        _validate.one_of("show", show, ("loss", "accuracy"))
+        heights = []
+        for point in self.points:
+            if show == "loss":
+                heights.append((point.perturbed, *(point.clean + end for end in point.interval)))
+            elif point.accuracy is None:
+                raise ValueError("there is no accuracy to show: the targets are not classes")
+            else:
+                heights.append((point.accuracy.mean, *point.accuracy.interval))
+        mean, *ends = zip(*heights, strict=True)
+        ax = plot_band(ax, self.b, mean, ends, label, marker="o", markersize=3.5)
+        first = self.points[0]
+        unit = f", relative to each {first.relative_to}" if first.relative_to else ""
+        ax.set(xlabel=f"scale b of {first.noise} noise on the weights{unit}", ylabel=show)
+        return ax
 
 
 @lists_options(Options, Landscape)
@@ -268,8 +277,8 @@ class LargestB:
     """The largest scale of noise at which the loss changes by at most δ.
 
     ``b`` is infinite if the difference is below δ up to ``maximum``, and 0 if it is above δ already
-    at ``minimum``; so are the ends of ``interval``, which contains the true scale with probability
-    ``confidence``. ``measured`` has all measurements by increasing b.
+    at ``minimum``. ``interval`` contains the true scale with probability ``confidence``; its ends
+    may be 0 or infinite for the same reasons. ``measured`` has all measurements by increasing b.
     """
 
     b: float
@@ -303,8 +312,8 @@ def largest_b(
     .. math:: \sup\,\{b : |E_\epsilon\,L(\theta + \epsilon, S) - L(\theta, S)| \le \delta\}
 
     The difference is assumed to grow with b, as around a minimum; otherwise the result is one of
-    its crossings of δ. All scales use the same draws. The interval contains every b whose interval
-    of the difference contains δ.
+    the scales at which it crosses δ. All scales use the same draws. ``interval`` contains every b
+    at which the interval of the difference contains δ.
 
     ``draws`` is per b; ``resolution`` is the relative precision of b, which is searched from
     ``minimum`` to ``maximum``. The other arguments are as for :func:`neural_variability`.
@@ -372,9 +381,9 @@ class CrossingSearch:
 
     def _bracket(self, excess: Callable[[float], float]) -> tuple[float, float]:
         """Scales at most a factor of 2 apart between which δ is crossed."""
-        known = sorted(self.points) or [min(max(0.01, self.minimum), self.maximum)]
-        first = next((n for n, value in enumerate(known) if excess(value) > 0), len(known))
-        b = known[max(first - 1, 0)]
+        scales = sorted(self.points) or [min(max(0.01, self.minimum), self.maximum)]
+        first = next((n for n, value in enumerate(scales) if excess(value) > 0), len(scales))
+        b = scales[max(first - 1, 0)]
         while excess(b) > 0:
             if b <= self.minimum:
                 return 0.0, b

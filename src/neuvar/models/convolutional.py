@@ -53,8 +53,8 @@ class ImageNetwork(nn.Module):
         fits = len(shape) == 3 and shape[0] == self._channels
         if not fits or min(shape[1:]) < self._smallest:
             raise ValueError(
-                f"images must be ({self._channels}, height, width) with {self._smallest} or more "
-                f"pixels a side, got {shape}"
+                f"images must have the shape ({self._channels}, height, width) with height and "
+                f"width >= {self._smallest}, got {shape}"
             )
 
 

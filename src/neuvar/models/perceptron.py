@@ -48,9 +48,9 @@ class MultiHead(nn.Module):
     """A fully connected network with one output layer for each task; see :func:`multi_head`.
 
     One task is selected, at first task 0. The heads of all others are frozen and have no gradient,
-    so no optimizer changes them, and NVRM draws no noise for them. If one optimizer is used across
-    :meth:`select`, the previous head may carry noise until the next step; ``denoised()`` removes
-    it. The selected task is part of the state dict.
+    so no optimizer changes them, and NVRM draws no noise for them. If the same optimizer is used
+    after :meth:`select`, the previous head may have noise until the next step; ``denoised()``
+    removes it. The selected task is part of the state dict.
     """
 
     def __init__(self, body: tuple[int, ...], outputs: tuple[int, ...]) -> None:
@@ -123,14 +123,14 @@ def multi_head(
 
 def _body_and_heads(sizes: object, tasks: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes of the layers below the heads, and of each head."""
-    every = tuple(sizes) if isinstance(sizes, Iterable) else ()
-    if not every or not isinstance(every[-1], Iterable):
-        checked = _validate.sizes("sizes", every or sizes, at_least=3)
+    items = tuple(sizes) if isinstance(sizes, Iterable) else ()
+    if not items or not isinstance(items[-1], Iterable):
+        checked = _validate.sizes("sizes", items or sizes, at_least=3)
         return checked[:-1], checked[-1:] * integer("tasks", 5 if tasks is None else tasks, low=1)
-    outputs = _validate.sizes("sizes of the heads", every[-1], at_least=1)
+    outputs = _validate.sizes("sizes of the heads", items[-1], at_least=1)
     if tasks is not None and integer("tasks", tasks, low=1) != len(outputs):
         raise ValueError(f"tasks must be {len(outputs)}, one for each size, got {tasks!r}")
-    return _validate.sizes("sizes", (*every[:-1], outputs[0]), at_least=3)[:-1], outputs
+    return _validate.sizes("sizes", (*items[:-1], outputs[0]), at_least=3)[:-1], outputs
 
 
 def _layers(sizes: tuple[int, ...]) -> list[nn.Module]:

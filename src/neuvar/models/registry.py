@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from neuvar import models
+from torch import nn
+
 from neuvar._validate import integer, one_of, sizes
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from neuvar.models.convolutional import ImageNetwork
+from neuvar.models.convolutional import ImageNetwork, mobilenet_v2, resnet, vgg
+from neuvar.models.perceptron import mlp
 
 
 def _mlp(
     *, classes: int, seed: int, width: int = 1024, shape: tuple[int, ...] = (1, 28, 28)
 ) -> nn.Module:
     hidden, scores = integer("width", width, low=1), integer("classes", classes, low=1)
-    return models.mlp((math.prod(shape), hidden, hidden, scores), seed=seed)
+    return mlp((math.prod(shape), hidden, hidden, scores), seed=seed)
 
 
-def _on_images(network: str, *layout: Any, width: int) -> Callable[..., nn.Module]:
-    """A builder; ``network`` is a function of ``models``, imported when the builder is called."""
-
-    def make(
-        *, shape: tuple[int, ...] = (3, 32, 32), width: int = width, **options: int
-    ) -> nn.Module:
-        if len(shape) != 3:
-            raise ValueError(f"shape must be (channels, height, width), got {shape}")
-        build = getattr(models, network)
-        model: ImageNetwork = build(*layout, width=width, channels=shape[0], **options)
-        model.check(*shape)
-        return model
-
-    return make
+def _for_images(
+    make: Callable[..., ImageNetwork],
+    *layout: Any,
+    shape: tuple[int, ...] = (3, 32, 32),
+    **options: int,
+) -> nn.Module:
+    if len(shape) != 3:
+        raise ValueError(f"shape must be (channels, height, width), got {shape}")
+    model = make(*layout, channels=shape[0], **options)
+    model.check(*shape)
+    return model
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": _mlp,
-    "resnet-10": _on_images("resnet", (1, 1, 1, 1), width=16),
-    "resnet-18": _on_images("resnet", (2, 2, 2, 2), width=64),
-    "resnet-34": _on_images("resnet", (3, 4, 6, 3), width=64),
-    "vgg-11": _on_images("vgg", (1, 1, 2, 2, 2), width=16),
-    "vgg-16": _on_images("vgg", (2, 2, 3, 3, 3), width=64),
-    "mobilenet-v2": _on_images("mobilenet_v2", width=32),
+    "resnet-10": partial(_for_images, resnet, (1, 1, 1, 1), width=16),
+    "resnet-18": partial(_for_images, resnet, (2, 2, 2, 2)),
+    "resnet-34": partial(_for_images, resnet, (3, 4, 6, 3)),
+    "vgg-11": partial(_for_images, vgg, (1, 1, 2, 2, 2), width=16),
+    "vgg-16": partial(_for_images, vgg, (2, 2, 3, 3, 3)),
+    "mobilenet-v2": partial(_for_images, mobilenet_v2),
 }
 """Builders by name, called as ``builder(classes=..., seed=...)``; you may add your own.
 
@@ -79,7 +75,7 @@ def build(
     Add a network of your own:
 
     >>> def linear(*, classes, seed, shape=(784,)):
-    ...     return models.mlp((math.prod(shape), classes), seed=seed)
+    ...     return mlp((math.prod(shape), classes), seed=seed)
     >>> NETWORKS["linear"] = linear
     >>> sum(p.numel() for p in build("linear", classes=10, seed=0).parameters())
     7850

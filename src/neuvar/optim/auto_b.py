@@ -25,9 +25,9 @@ FIRST = 0.6
 SHARE = 0.25
 """Upper limit of the cost of noise, as a fraction of its price."""
 LEAST = 0.01
-"""Fraction of the first loss below which nothing has been learned."""
+"""If the loss has fallen by less than this fraction of the first loss, nothing was learned."""
 BAND = 4.0
-"""Factor below the price at which b begins to grow."""
+"""b grows if the cost is below the price divided by this."""
 EVERY = 5
 """Steps between two updates of b."""
 RISE = 5
@@ -39,17 +39,17 @@ SECOND_RISE = 20
 MEMORY = 0.8
 """Decay rate of the running means."""
 SPEED = 0.015
-"""Change of log b per update, for each factor of e between cost and price."""
+"""Change of log b per update, as a fraction of log(price / cost)."""
 MOST_OFF = 5.0
-"""Upper limit of that factor: b changes by a factor of 10 in 155 steps or more."""
+"""Upper limit of abs(log(price / cost)): b changes by a factor of 10 in 155 steps or more."""
 TOO_LARGE = 0.5
 """Threshold on θ·g / loss above which the initial weights are too large."""
 LATEST = EVERY * WAIT
-"""Steps after which the first loss is taken in any case."""
+"""Number of steps after which the loss becomes the first loss, however large the weights."""
 TOO_HIGH = 4.0
 """Multiple of the first loss above which b shrinks at once."""
 RETREAT = 0.7
-"""Factor by which b shrinks then, per update."""
+"""Factor of b per update while the loss is above ``TOO_HIGH``."""
 RANGE = (1e-3, 1e3)
 """Limits of b, in multiples of its value after the second rise."""
 
@@ -117,7 +117,7 @@ class AutoB(NamedTuple):
 
     @property
     def due(self) -> bool:
-        """Whether the next step updates b."""
+        """Whether the next step reads the reports, to update b or to get the first loss."""
         return not self.begun or (self.steps + 1) % EVERY == 0
 
     @property
@@ -305,9 +305,8 @@ def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
     return min(LARGEST, NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))
 
 
-def checked(value: Any) -> AutoB:
-    """Validate the state of a control from a state dict."""
+def check_state(value: Any) -> None:
+    """Validate the state of the control of b from a state dict."""
     types = tuple(map(type, value)) if isinstance(value, (tuple, list)) else ()
     if types != tuple(map(type, AutoB())):
         raise ValueError(f"the state dict's 'auto' is not the state of b='auto': {value!r}")
-    return AutoB(*value)

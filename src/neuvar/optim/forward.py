@@ -2,9 +2,9 @@
 
 ``Module.__call__`` runs ``self._call_impl``, or ``self._compiled_call_impl`` after
 ``Module.compile()``. An :class:`_Entry` in the instance's ``__dict__`` takes the place of that
-method. During the outermost pass, perturbed tensors stand in ``module._parameters``; autograd keeps
+method. During the outermost pass, perturbed tensors are in ``module._parameters``; autograd keeps
 references to them, and the parameters are put back before the pass returns. Unlike a forward hook,
-an entry survives Ctrl-C, costs nothing in the modules that a pass calls in turn, and stays out of
+an entry survives Ctrl-C, costs nothing in the submodules that the pass calls, and is not part of
 copies, pickles and scripted modules.
 """
 
@@ -64,9 +64,10 @@ class WeightNoise(ABC):
         eps: the noise of each parameter that has some.
         holds: reasons to keep the weights clean.
         passes: number of training forward passes since the last step.
-        used: when the optimizer was last used: of several that train a weight, the last one counts.
-            ``NEVER`` after another optimizer has taken a step.
+        used: time of the last use. If several optimizers train a weight, the last one used adds its
+            noise. ``NEVER`` after another optimizer has taken a step.
         always: whether every forward pass gets the noise, in any mode.
+        factors: what noise relative to the weights is multiplied by, for some parameters.
     """
 
     keys: tuple[str, ...] = ()
@@ -80,13 +81,14 @@ class WeightNoise(ABC):
         self.eps: Noise = {}
         self.holds: set[object] = set()
         self.passes = 0
+        self.factors: dict[Tensor, Tensor] = {}
         self._register()
 
     def __getstate__(self) -> dict[str, Any]:
         # The holds of a copy are never released, so it begins in eval mode.
         holds = ({"eval"} if self.held else set()) | (self.holds & {REST})
         shared = {"params": set(self.params), "model": self.model, "eps": self.eps}
-        return shared | {"holds": holds, "passes": self.passes}
+        return shared | {"holds": holds, "passes": self.passes, "factors": self.factors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -101,8 +103,8 @@ class WeightNoise(ABC):
     def use(self) -> None:
         """Mark the optimizer as used."""
         self.used, model = next(_CLOCK), self.model
-        while _OPEN:  # Ctrl-C at the very end of a pass
-            _OPEN.pop().put_back()
+        while _OPEN:  # left by Ctrl-C at the very end of a pass
+            _OPEN.pop()()
         if model is None:
             return
         entry = _ENTRIES.get(model)
@@ -160,7 +162,7 @@ class WeightNoise(ABC):
         self.holds.add(reason)
 
     def release(self, reason: object) -> None:
-        """Let the noise back in, unless there is another reason against it."""
+        """Allow noise again, unless there is another reason to keep the weights clean."""
         self.holds.discard(reason)
 
     def forget(self) -> None:  # noqa: B027 - only ForwardNoise needs it
@@ -178,7 +180,9 @@ class WeightNoise(ABC):
 
     def size(self, p: Tensor) -> Tensor | None:
         """What a parameter's noise is multiplied by if b is relative to the weights, or None."""
-        return relative_size(p, p.detach(), self.eps[p].draw.relative_to)
+        size = relative_size(p, p.detach(), self.eps[p].draw.relative_to)
+        factor = self.factors.get(p)
+        return size if size is None or factor is None else size * factor.to(size.device)
 
     def saved(self, p: Tensor) -> tuple[Any, ...]:
         """What a checkpoint holds for a parameter, by the names in ``keys``."""
@@ -208,11 +212,22 @@ def _after_any_step(optimizer: Optimizer, *_: Any) -> None:
 
 
 class _Perturbed(NamedTuple):
-    """A perturbed tensor, and the state of the parameter that it was made from."""
+    """A perturbed tensor, its address, and the state of the parameter that it was made from."""
 
     tensor: Tensor
+    buffer: int
     version: int
     address: int
+
+
+class Swaps(NamedTuple):
+    """Tensors that stand in for parameters during a forward pass."""
+
+    dicts: list[dict[str, Any]]
+    names: list[str]
+    params: list[Tensor]
+    tensors: list[Tensor]
+    made: list[_Perturbed]
 
 
 class ForwardNoise(WeightNoise):
@@ -241,38 +256,28 @@ class ForwardNoise(WeightNoise):
             return None
         self.passes += 1
         modules, names, params = zip(*slots, strict=True)
-        with torch.inference_mode(False), torch.enable_grad(), no_transforms():
-            swaps.tensors += map(self.perturbed, params)
-        swaps.dicts += [module._parameters for module in modules]
-        swaps.names += names
-        swaps.params += params
-        return functools.partial(self._leave, slots)
+        plain = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if plain and torch._C._functorch.peek_interpreter_stack() is None:
+            made = [self.perturbed(p) for p in params]
+        else:
+            with torch.inference_mode(False), torch.enable_grad(), no_transforms():
+                made = [self.perturbed(p) for p in params]
+        swaps.tensors.extend(perturbed.tensor for perturbed in made)
+        swaps.dicts.extend(module._parameters for module in modules)
+        swaps.names.extend(names)
+        swaps.params.extend(params)
+        swaps.made.extend(made)
+        return None
 
-    def _leave(self, slots: list[ModuleParameter], result: Any) -> None:
-        for module, name, p in slots:
-            if isinstance(module, nn.RNNBase):
-                module._update_flat_weights()  # it keeps a list of its weights
-            made = self._perturbed.get(p)
-            if made is not None and (
-                p._version != made.version  # they share a version counter
-                or made.tensor.data_ptr() != self._buffers[p].data_ptr()
-            ):
-                del self._perturbed[p]
-                raise RuntimeError(
-                    f"forward() wrote to the parameter {name!r} of shape {tuple(p.shape)} while it "
-                    "carried noise, and the write is lost; write to it outside of forward(), or "
-                    "give it a parameter group with b=0"
-                )
-
-    def perturbed(self, p: Tensor) -> Tensor:
+    def perturbed(self, p: Tensor) -> _Perturbed:
         """A parameter plus its noise; gradients flow to the parameter. Needs gradients on."""
-        version, address = p._version, p.data_ptr()
-        made = self._perturbed.get(p)
-        if made is None or (made.version, made.address) != (version, address):
+        state, made = (p._version, p.data_ptr()), self._perturbed.get(p)
+        if made is None or made[2:] != state or made.tensor.data_ptr() != made.buffer:
             self._perturbed.pop(p, None)
             made = None  # frees its memory
-            clean, buffer = p.detach(), self._buffers.get(p)
-            # Two references are the buffer itself and the storage object that is asked here.
+            clean, buffer, term = p.detach(), self._buffers.get(p), self.eps[p]
+            # Two references are ours: the buffer and the storage object made here. Any other means
+            # that the old values are still in use, for example by autograd.
             if (
                 buffer is None
                 or torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) > 2
@@ -280,11 +285,12 @@ class ForwardNoise(WeightNoise):
                 or buffer.stride() != p.stride()
             ):
                 buffer = self._buffers[p] = torch.empty_like(clean)
-            add_noise(clean, self.eps[p], out=buffer, size=self.size(p))
-            tensor = torch.ops.aten.alias(p)  # passes its gradient on to p
+            size = self.size(p) if term.draw.relative_to else None
+            add_noise(clean, term, out=buffer, size=size)
+            tensor = p.expand_as(p)  # passes its gradient on to p, dense or sparse
             tensor.data = buffer
-            made = self._perturbed[p] = _Perturbed(tensor, version, address)
-        return made.tensor
+            made = self._perturbed[p] = _Perturbed(tensor, buffer.data_ptr(), *state)
+        return made
 
     def lent(self, p: Tensor) -> bool:
         return p in self._perturbed
@@ -303,7 +309,7 @@ class ForwardNoise(WeightNoise):
 
 
 def no_transforms() -> AbstractContextManager[Any]:
-    """Leave vmap, grad and other transforms of torch.func for a while."""
+    """Suspend vmap, grad and other transforms of torch.func inside a ``with`` block."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -314,27 +320,8 @@ def no_transforms() -> AbstractContextManager[Any]:
 # Entries: how forward passes are intercepted.
 
 
-class Swaps:
-    """Tensors that stand in for parameters during a forward pass.
-
-    ``put_in`` and ``put_back`` are C functions to be called once, which no signal interrupts.
-    """
-
-    def __init__(self) -> None:
-        self.dicts: list[dict[str, Any]] = []
-        self.names: list[str] = []
-        self.params: list[Tensor] = []
-        self.tensors: list[Tensor] = []
-        put_in = map(operator.setitem, self.dicts, self.names, self.tensors)
-        self.put_in: Callable[[], Any] = functools.partial(deque, put_in, 0)
-        # A parameter that forward() itself has replaced stays so.
-        ours = map(operator.is_, map(dict.get, self.dicts, self.names), self.tensors)
-        back = itertools.compress(zip(self.dicts, self.names, self.params), ours)  # noqa: B905
-        put_back = itertools.starmap(operator.setitem, back)
-        self.put_back: Callable[[], Any] = functools.partial(deque, put_back, 0)
-
-
-_OPEN: list[Swaps] = []
+_OPEN: list[Callable[[], Any]] = []
+"""Functions that put the parameters back, one for each pass in progress."""
 _GETSTATE = "__getstate__"
 _ENTRIES: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
@@ -363,31 +350,23 @@ class _Entry:
             return (self.former or type(module)._call_impl.__get__(module))(*args, **kwargs)
         return _noisy_pass(self, args, kwargs)
 
-    def switch(self, *, on: bool) -> None:
-        """Take the place of the module's method, or put back what was there before."""
-        module = self._module()
-        if module is None:
-            return
-        names, present = module.__dict__, module.__dict__.get(self.name)
-        if on and present is not self:
-            self.former = present
-            names[self.name], names[_GETSTATE] = self, self.getstate
-        elif not on and present is self:
-            names[self.name] = self.former
-            if self.former is None:
-                del names[self.name]
-
-    def forget(self, ref: weakref.ref[WeightNoise]) -> None:
-        """Remove an owner that is gone, and this entry with the last one."""
+    def remove_owner(self, ref: weakref.ref[WeightNoise]) -> None:
+        """Remove an owner that was deleted, and this entry with the last one."""
         self.owners.remove(ref)
         if not self.owners and not self.active:
             self.end()
 
     def end(self) -> None:
         """Leave the module as it was before."""
-        self.switch(on=False)
-        if (module := self._module()) is not None and _ENTRIES.get(module) is self:
-            module.__dict__.pop(_GETSTATE, None)
+        if (module := self._module()) is None:
+            return
+        names = module.__dict__
+        if names.get(self.name) is self:
+            names[self.name] = self.former
+            if self.former is None:
+                del names[self.name]
+        if _ENTRIES.get(module) is self:
+            names.pop(_GETSTATE, None)
             del _ENTRIES[module]
 
 
@@ -424,9 +403,12 @@ def install(model: nn.Module, owner: WeightNoise) -> None:
         if entry is None:
             entry = _ENTRIES[module] = _Entry(module)
         if weakref.ref(owner) not in entry.owners:
-            entry.owners.append(weakref.ref(owner, entry.forget))
+            entry.owners.append(weakref.ref(owner, entry.remove_owner))
         entry.active = False
-        entry.switch(on=True)
+        names = module.__dict__
+        if (present := names.get(entry.name)) is not entry:
+            entry.former = present
+            names[entry.name], names[_GETSTATE] = entry, entry.getstate
 
 
 @not_compiled(recursive=False)
@@ -443,59 +425,90 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         or (tracer is not None and tracer._is_fx_tracing_flag)
     ):
         return plain(*args, **kwargs)
-    modules = list(root.modules())
-    entries = [known for module in modules if (known := _ENTRIES.get(module)) is not None]
-    swaps, endings, result = Swaps(), list[Ending](), None
-    _OPEN.append(swaps)
+    swaps, result = Swaps([], [], [], [], []), None
+    entries, endings = list[_Entry](), list[Ending]()
+    # C functions only, because Ctrl-C cannot interrupt them. Parameters that forward() itself has
+    # replaced are not put back.
+    ours = map(operator.is_, map(dict.get, swaps.dicts, swaps.names), swaps.tensors)
+    back = itertools.compress(zip(swaps.dicts, swaps.names, swaps.params), ours)  # noqa: B905
+    put_back: Callable[[], Any]
+    put_back = functools.partial(deque, itertools.starmap(operator.setitem, back), 0)
+    _OPEN.append(put_back)
     try:
-        _begin(entries, modules, swaps, endings)
+        _begin(root, entries, swaps, endings)
         result = plain(*args, **kwargs)
         return result
     finally:
-        swaps.put_back()
-        _OPEN.remove(swaps)
-        _end(entries, endings, result)
+        put_back()
+        _OPEN.remove(put_back)
+        _end(entries, swaps, endings, result)
 
 
 @not_compiled()
-def _begin(
-    entries: list[_Entry], modules: list[nn.Module], swaps: Swaps, endings: list[Ending]
-) -> None:
-    """Let each owner begin the pass, the last one used first."""
-    for entry in entries:  # modules that this pass calls in turn, also by compiled code
-        entry.active = True
-        entry.switch(on=False)
+def _begin(root: nn.Module, entries: list[_Entry], swaps: Swaps, endings: list[Ending]) -> None:
+    """Remove entries for the pass, and let each owner begin it, the last one used first."""
+    modules, seen, slots = [root], {root}, list[ModuleParameter]()
+    for module in modules:  # the list grows; Module.modules() takes several times as long
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
+        slots += [
+            (module, name, p)
+            for name, p in module._parameters.items()
+            if p is not None and p.requires_grad
+        ]
+        entry = _ENTRIES.get(module)
+        if entry is not None:  # the pass calls this module, perhaps from compiled code
+            entries.append(entry)
+            entry.active = True
+            name, former = entry.name, entry.former
+            if module.__dict__.get(name) is entry:
+                module.__dict__[name] = former
+                if former is None:
+                    del module.__dict__[name]
     grads = torch.is_grad_enabled() or _in_reentrant_checkpoint()
-    # A pass inside of a backward pass repeats an earlier one: gradient checkpointing.
+    # A pass inside a backward pass repeats an earlier one: gradient checkpointing.
     repeats = torch._C._current_graph_task_id() != -1
     refs = {ref for entry in entries for ref in entry.owners}
     owners = [owner for ref in refs if (owner := ref()) is not None]
-    taken: set[Tensor] = set()
     for owner in sorted(owners, key=operator.attrgetter("used"), reverse=True):
-        slots: list[ModuleParameter] = [
-            (module, name, p)
-            for module in modules
-            for name, p in module._parameters.items()
-            if p is not None and p in owner.eps and p not in taken and p.requires_grad
-        ]
-        lent = repeats and any(owner.lent(p) for _, _, p in slots)
+        own = [slot for slot in slots if slot[2] in owner.eps]
+        lent = repeats and any(owner.lent(p) for _, _, p in own)
         if not repeats or lent:
-            taken.update(owner.params)
-        if slots:
-            trained = any(module.training for module, _, _ in slots)
+            slots = [slot for slot in slots if slot[2] not in owner.params]
+        if own:
+            trained = any(module.training for module, _, _ in own)
             wanted = owner.always or (grads and trained and owner.used != NEVER)
-            if (ending := owner.enter(slots, swaps, wanted=wanted, repeats=lent)) is not None:
+            if (ending := owner.enter(own, swaps, wanted=wanted, repeats=lent)) is not None:
                 endings.append(ending)
-    swaps.put_in()
+    deque(map(operator.setitem, swaps.dicts, swaps.names, swaps.tensors), 0)
 
 
 @not_compiled()
-def _end(entries: list[_Entry], endings: list[Ending], result: Any) -> None:
+def _end(entries: list[_Entry], swaps: Swaps, endings: list[Ending], result: Any) -> None:
     """Put entries back, and let every owner end the pass, even if one raises an error."""
     for entry in reversed(entries):  # the root last: if it is in place, all are
         entry.active = False
-        entry.switch(on=True) if entry.owners else entry.end()
-    errors = []
+        module = entry._module()
+        if module is None or not entry.owners:
+            entry.end()
+            continue
+        names = module.__dict__
+        if (present := names.get(entry.name)) is not entry:
+            entry.former, names[entry.name] = present, entry
+        if swaps.made and isinstance(module, nn.RNNBase):
+            module._update_flat_weights()  # it keeps a list of its weights
+    errors = [
+        RuntimeError(
+            f"forward() wrote to the parameter {name!r} of shape {tuple(p.shape)} while it "
+            "carried noise, and the write is lost; write to it outside of forward(), or "
+            "give it a parameter group with b=0"
+        )
+        for name, p, made in zip(swaps.names, swaps.params, swaps.made)  # noqa: B905
+        # The tensor and the parameter share a version counter.
+        if p._version != made.version or made.tensor.data_ptr() != made.buffer
+    ]
     for ending in reversed(endings):
         try:
             ending(result)

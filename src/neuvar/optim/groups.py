@@ -18,8 +18,8 @@ def split_parameters(
         norms: add noise to normalization layers, too: modules with "Norm" in their class's name.
 
     Returns:
-        A group with noise and, if needed, a group with ``b=0``. Options such as ``weight_decay``
-        can be added to each.
+        A group with noise and a group with ``b=0``, without empty groups. You may add options such
+        as ``weight_decay`` to each.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -30,18 +30,12 @@ def split_parameters(
     quiet: list[nn.Parameter] = []
     seen: set[nn.Parameter] = set()
     for module in model.modules():
+        is_norm = any("Norm" in kind.__name__ for kind in type(module).__mro__)
         for name, p in module.named_parameters(recurse=False):
             if p in seen:
                 continue
             seen.add(p)
-            if _is_norm(module):
-                chosen = norms and (biases or "bias" not in name)
-            else:
-                chosen = biases or "bias" not in name
-            (noisy if chosen else quiet).append(p)
+            has_noise = (biases or "bias" not in name) and (norms or not is_norm)
+            (noisy if has_noise else quiet).append(p)
     groups: list[dict[str, Any]] = [{"params": noisy}, {"params": quiet, "b": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return any("Norm" in kind.__name__ for kind in type(module).__mro__)

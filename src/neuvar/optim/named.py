@@ -18,14 +18,14 @@ class _Named(NVRM):
     """NVRM around an optimizer of torch, which uses fused kernels by default."""
 
     def __init__(self, kind: type[Optimizer], arguments: dict[str, Any]) -> None:
-        given = {key: v for key, v in arguments.items() if key not in ("self", "__class__")}
-        own = {key: given.pop(key) for key in OWN}
-        if isinstance(params := given["params"], nn.Module):
+        options = {key: v for key, v in arguments.items() if key not in ("self", "__class__")}
+        own = {key: options.pop(key) for key in OWN}
+        if isinstance(params := options["params"], nn.Module):
             if own["model"] not in (None, params):
                 raise ValueError("model must not be another module than the first argument")
-            own["model"], given["params"] = params, params.parameters()
-        super().__init__(kind(**given), **own)
-        self._picks_fused = given["fused"] is None and not given["foreach"]
+            own["model"], options["params"] = params, params.parameters()
+        super().__init__(kind(**options), **own)
+        self._picks_fused = options["fused"] is None and not options["foreach"]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_picks_fused": self._picks_fused}

@@ -45,7 +45,7 @@ def held_clean(params: Iterable[Tensor], *, even_if_perturbed: bool = True) -> I
 
     Args:
         params: the parameters.
-        even_if_perturbed: also inside of ``optimizer.perturbed()``.
+        even_if_perturbed: also inside ``optimizer.perturbed()``.
     """
     owners = [o for o in noise_owners(params) if even_if_perturbed or not o.always]
     reason = object()
@@ -71,7 +71,7 @@ def as_trained(p: Tensor) -> Tensor:
     for owner in noise_owners([p]):
         if isinstance(owner, ForwardNoise) and p in owner.carried:
             with torch.inference_mode(False), torch.enable_grad():
-                return owner.perturbed(p) if owner.used != NEVER else p
+                return owner.perturbed(p).tensor if owner.used != NEVER else p
     return p
 
 
@@ -107,14 +107,9 @@ def write_noise(
         for low, high, z in pieces(term.slot, term.draw, live.device):
             parts.append((live.view(-1)[low:high], base.view(-1)[low:high], z))
     for scale, parts in launches.items():  # few launches for many tensors
-        write_foreach(parts, scale)
-
-
-def write_foreach(parts: Sequence[tuple[Tensor, Tensor, Tensor]], scale: float) -> None:
-    """Set the first tensor of each part to the second plus ``scale`` times the third."""
-    live, base, z = zip(*parts, strict=True)
-    torch._foreach_copy_(live, base)
-    torch._foreach_add_(live, z, alpha=scale)
+        lives, bases, zs = zip(*parts, strict=True)
+        torch._foreach_copy_(lives, bases)
+        torch._foreach_add_(lives, zs, alpha=scale)
 
 
 class Exact:
@@ -151,7 +146,7 @@ class Exact:
 
     def write(self, eps: Noise) -> None:
         """Perturb the weights."""
-        # Processes agree on the sizes of sharded weights here, where all of them pass.
+        # The size of sharded weights needs all processes, and all of them call this method.
         for p, term in eps.items():
             self.sizes[p] = relative_size(p, self._buffer(p), term.draw.relative_to)
         write_noise(eps, clean=self._buffer, sizes=self.sizes)
@@ -195,7 +190,7 @@ class Exact:
 
     def saved(self, p: Tensor, term: Term | None) -> tuple[Any, ...]:
         """The values for ``keys``; ``term`` is the noise that the parameter carries now."""
-        # The buffer, not the parameter: noise may enter that before the state is written.
+        # The buffer, not the parameter: noise may be added to that before the state is on disk.
         if term is None:
             self._buffer(p).copy_(local(p))
         return (self._buffers[p],)
@@ -308,15 +303,15 @@ class NoisyParameters(WeightNoise):
 
     Args:
         params: all parameters of the optimizer.
-        keep: how the clean weights are restored.
+        mode: how the clean weights are restored.
         model: with it, noise is added in a training forward pass and removed in the next step.
             Without it, noise is on all the time between steps.
     """
 
-    def __init__(self, params: Set[Tensor], keep: Exact, model: nn.Module | None = None) -> None:
+    def __init__(self, params: Set[Tensor], mode: Exact, model: nn.Module | None = None) -> None:
         super().__init__(params, model)
-        self.keep = keep
-        self.keys = keep.keys if model is None else ()
+        self.mode = mode
+        self.keys = mode.keys if model is None else ()
         self.noisy = False
         self.holds = set() if model is None else {REST}
         self._updating: Noise = {}
@@ -326,7 +321,7 @@ class NoisyParameters(WeightNoise):
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.noisy and self.eps and not self.keep.survives:
+        if self.noisy and self.eps and not self.mode.survives:
             raise RuntimeError(
                 "in replay mode an optimizer can be copied or pickled only inside "
                 "`with optimizer.denoised():`"
@@ -338,20 +333,20 @@ class NoisyParameters(WeightNoise):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.noisy:
-            # A model that was copied along may have been copied clean.
+            # The model may have been copied along with its optimizer, at clean weights.
             with torch.no_grad():
-                self.keep.write(self.eps)
+                self.mode.write(self.eps)
             self._mark_all()
 
     def __del__(self) -> None:
-        # The model outlives its optimizer, and must be clean then.
+        # The model may outlive its optimizer, and must then be clean.
         if self.__dict__.get("noisy") and not self._torn and not sys.is_finalizing():
             self._end_hooks()
-            # Garbage is collected at any time, for example while torch.compile traces.
+            # Garbage collection runs at any time, for example while torch.compile traces.
             with _disable_current_modes(), no_transforms(), torch.inference_mode(False):
                 unchanged = {p: term for p, term in self.eps.items() if not self._changed(p)}
                 with torch.no_grad():
-                    self.keep.remove(unchanged)
+                    self.mode.remove(unchanged)
             self.noisy = False
 
     @property
@@ -360,9 +355,9 @@ class NoisyParameters(WeightNoise):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Write to weights so that an interruption is harmless, or detected later."""
+        """Write to weights; in replay mode, an interruption is detected by the next call."""
         self._marks = {}
-        self._torn = not self.keep.survives
+        self._torn = not self.mode.survives
         with torch.no_grad():
             yield
         self._torn = False
@@ -371,7 +366,7 @@ class NoisyParameters(WeightNoise):
         self.check_untouched(thorough=thorough)
         if self.noisy:
             with self._writing():
-                self.keep.remove(self.eps)
+                self.mode.remove(self.eps)
             self.noisy = False
             self._end_hooks()
             reshard(self.eps)
@@ -383,32 +378,32 @@ class NoisyParameters(WeightNoise):
             self._apply()
 
     def _apply(self, *, updated: Noise | None = None) -> None:
-        """Put the noise on clean weights, unless they are held."""
+        """Add the noise to clean weights, unless they are held."""
         if self.holds:
             return
         end_other_noise(self.eps, self)
         with torch.no_grad():
-            self.keep.prepare(self.eps, updated=updated or {})
+            self.mode.prepare(self.eps, updated=updated or {})
         self.noisy = True
         with self._writing():
-            self.keep.write(self.eps)
+            self.mode.write(self.eps)
         self._mark_all()
 
     def begin_update(self) -> None:
-        # Writes that leave no trace are searched for at power-of-two draws only.
+        # Writes through .data do not change the version: compare values at power-of-two draws only.
         draws = max((term.draw.number for term in self.carried.values()), default=0)
         self.check_untouched(thorough=draws.bit_count() == 1)
         if self.model is not None:
             self.hold(REST, thorough=False)
         self._updating = self.carried
         with self._writing():
-            self.keep.begin_update(self._updating)
+            self.mode.begin_update(self._updating)
 
     @not_compiled()
     def end_update(self, eps: Noise | None) -> None:
         updated, self._updating = self._updating, {}
         with torch.no_grad():
-            self.keep.end_update(updated)
+            self.mode.end_update(updated)
         if eps is not None:
             self.eps, self.passes = eps, 0
         self._apply(updated=updated)
@@ -422,7 +417,7 @@ class NoisyParameters(WeightNoise):
     def accept(self, params: Iterable[Tensor] | None = None) -> None:
         chosen = set(filter(self._changed, self.carried) if params is None else params)
         with self._writing():
-            self.keep.remove({p: term for p, term in self.carried.items() if p not in chosen})
+            self.mode.remove({p: term for p, term in self.carried.items() if p not in chosen})
         self.noisy = False
         self._apply()
 
@@ -431,14 +426,14 @@ class NoisyParameters(WeightNoise):
             return p.detach().clone()
         self._refuse_if_changed(p)
         with torch.no_grad():
-            copy = self.keep.clean(p, self.eps[p])
+            copy = self.mode.clean(p, self.eps[p])
         if p in self._marks:
             self._marks[p] = _mark(p)
         return copy
 
     def peek(self, p: Tensor) -> Tensor:
         """As :meth:`clean_copy`, without a write to the parameter that autograd would detect."""
-        if self.keep.survives:
+        if self.mode.survives:
             return self.clean_copy(p)
         with torch.no_grad():
             copy = p.detach().clone()
@@ -446,7 +441,7 @@ class NoisyParameters(WeightNoise):
         return copy
 
     def size(self, p: Tensor) -> Tensor | None:
-        return self.keep.sizes.get(p)
+        return self.mode.sizes.get(p)
 
     # Forward passes of a known model.
 
@@ -456,7 +451,7 @@ class NoisyParameters(WeightNoise):
     def enter(
         self, slots: list[ModuleParameter], swaps: Swaps, *, wanted: bool, repeats: bool
     ) -> Ending | None:
-        """Put the noise on for a training pass; take it off during any other pass."""
+        """Add the noise for a training pass; remove it during any other pass."""
         if repeats or (wanted and not self.held):
             brief = self.always and not self.noisy
             self.release(REST)
@@ -471,7 +466,7 @@ class NoisyParameters(WeightNoise):
         return self._resume
 
     def _suspend(self) -> None:
-        """Show clean weights for a while; a pending backward pass is not affected."""
+        """Show clean weights during a pass; a pending backward pass is not affected."""
         with torch.no_grad():
             for p in self.eps:
                 clean = self.peek(p)
@@ -496,7 +491,7 @@ class NoisyParameters(WeightNoise):
         self._mark_all()
 
     def _begin_hooks(self) -> None:
-        """Let the model's ``state_dict()`` give clean weights until the noise is off."""
+        """Make the model's ``state_dict()`` return clean weights until the noise is removed."""
         if self.model is None or self._hooks:
             return
         ref = weakref.ref(self)
@@ -526,7 +521,7 @@ class NoisyParameters(WeightNoise):
     def check_untouched(self, *, thorough: bool = True) -> None:
         """Raise an error if anything else has changed perturbed weights.
 
-        The version counter shows it; if thorough, values are compared, too, where they are known.
+        Compares the version counters; if thorough, also the values where they are known.
         """
         if self._torn:
             raise RuntimeError(
@@ -549,12 +544,9 @@ class NoisyParameters(WeightNoise):
 
     def _changed(self, p: Tensor, *, thorough: bool = True) -> bool:
         if p not in self._marks:
-            return False  # an interruption left it in between; it can be restored
-        look = self._touched(p) or (thorough and self.keep.survives)
-        return look and not self.keep.untouched(p, self.eps[p])
-
-    def _touched(self, p: Tensor) -> bool:
-        return p in self._marks and self._marks[p] != _mark(p)
+            return False  # a write was interrupted; the clean weights can be restored
+        look = self._marks[p] != _mark(p) or (thorough and self.mode.survives)
+        return look and not self.mode.untouched(p, self.eps[p])
 
     def _mark_all(self) -> None:
         """Record the state of the weights, to detect writes by others."""
@@ -567,20 +559,20 @@ class NoisyParameters(WeightNoise):
         if not self.keys:
             return ()
         with torch.no_grad():
-            return self.keep.saved(p, self.carried.get(p))
+            return self.mode.saved(p, self.carried.get(p))
 
     def recognize(
         self, p: Tensor, saved: Sequence[Any], term: Term, others: Iterable[Term] = ()
     ) -> str | None:
         """Whether a parameter holds the "noisy" or "clean" weights of a checkpoint.
 
-        Noisy weights may carry ``term`` or one of the others. Weights that are held clean may
-        differ altogether, and are kept as they are (None).
+        Noisy weights may carry ``term`` or one of the others. Weights that are held clean may be
+        any others; they are kept (None).
         """
         with torch.no_grad():
-            kind = self.keep.recognize(p, local(p), saved, term)
+            kind = self.mode.recognize(p, local(p), saved, term)
             for other in others:
-                kind = kind or self.keep.recognize(p, local(p), saved, other)
+                kind = kind or self.mode.recognize(p, local(p), saved, other)
         if kind is None and not self.holds:
             raise ValueError(
                 f"parameter {term.slot.number} of shape {tuple(p.shape)} holds neither the clean "
@@ -601,31 +593,31 @@ class NoisyParameters(WeightNoise):
         noisy = {p for p, kind in kinds.items() if kind == "noisy"}
         with torch.no_grad():
             for p in self.carried.keys() - noisy:
-                if p in self._marks and not self._touched(p):  # it still holds our noise
-                    self.keep.remove({p: self.eps[p]})
+                if self._marks.get(p) == _mark(p):  # it still holds our noise
+                    self.mode.remove({p: self.eps[p]})
             if self.holds or before != after:
                 for p in noisy:
-                    self.keep.load_clean(p, saved[p], before[p])
+                    self.mode.load_clean(p, saved[p], before[p])
                 noisy = set()
             self.eps, self.noisy = after, not self.holds
             for p, term in self.carried.items():
-                self.keep.load_noisy(p, saved[p], term, noisy=p in noisy)
+                self.mode.load_noisy(p, saved[p], term, noisy=p in noisy)
         self._torn = False
         self._mark_all()
 
 
 def _refuse_backward(gradient: Tensor) -> None:
     raise RuntimeError(
-        "this is the gradient of an evaluation pass between a training pass and its step(), when "
-        "the weights carry noise in place; make the evaluation pass after step()"
+        "backward() through an evaluation pass that was made between a training pass and its "
+        "step(), while the weights carry noise in place; make the evaluation pass after step()"
     )
 
 
 def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) -> WeightNoise:
     """The noise of an optimizer: in forward passes where possible, in place otherwise.
 
-    Sharded parameters are gathered from their own memory, and replay mode needs no memory, so both
-    carry noise in place.
+    Noise is in place for sharded parameters, which FSDP2 gathers from their own memory, and in
+    replay mode, which has no memory for perturbed tensors.
     """
     if model is None or mode != "exact" or any(map(is_sharded, params)):
         return NoisyParameters(set(params), MODES[mode](), model)

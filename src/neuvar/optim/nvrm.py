@@ -18,9 +18,11 @@ from neuvar.optim.auto_b import AutoB, Reports, inner_product, share
 from neuvar.optim.forward import OWNERS, Noise, not_compiled
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
-from neuvar.optim.wrapper import PREFIX, Wrapper, can_fuse, is_real_step
+from neuvar.optim.wrapper import PREFIX, Wrapper, is_real_step
 
 RANKS = ("shared", "per_rank")
+FUSED = ("cpu", "cuda", "mps", "xpu")
+"""Devices for which torch has fused kernels."""
 
 
 class NVRM(Wrapper):
@@ -115,7 +117,6 @@ class NVRM(Wrapper):
             seed=seed,
             sampler=sampler,
             rank=_own_rank() if ranks == "per_rank" else 0,
-            mode=mode,
             model=model,
             relative_to=relative_to,
         )
@@ -154,24 +155,30 @@ class NVRM(Wrapper):
     def _begin_step(self) -> tuple[list[Draw] | None, Noise | None]:
         """Show the clean weights to the inner optimizer; returns the next draws and noise.
 
-        With lr=0 the present noise is kept, and there are none.
+        With lr=0 both are None, and the present noise is kept.
         """
         groups, weights = self.param_groups, self._weights
         draws, eps = None, None
         if self._picks_fused and not self._sharded:
+            # Fused kernels support no sparse gradients, and no momentum that some weights lack.
             for group in groups:
-                group["fused"] = can_fuse(group, self.inner.state)
+                trained = [p for p in group["params"] if p.grad is not None]
+                momenta = {bool(self.inner.state.get(p)) for p in trained if group.get("momentum")}
+                group["fused"] = len(momenta) < 2 and all(
+                    (p.is_cpu or p.device.type in FUSED) and p.grad.layout is torch.strided
+                    for p in trained
+                )
         if is_real_step(groups):
-            if weights.held:
+            if weights.holds and weights.held:
                 raise RuntimeError(
                     "step() was called after eval() or inside denoised(), so the gradient may not "
                     "be that of perturbed weights; call optimizer.train() or leave denoised() first"
                 )
             if weights.model is not None and weights.eps and not weights.passes:
                 warnings.warn(
-                    "step() found gradients, but no training forward pass of the model that the "
-                    "optimizer was made with, so they were taken without noise; train that model, "
-                    "or make the optimizer with the one that is trained",
+                    "there are gradients, but no training forward pass of the model that the "
+                    "optimizer was made with, so they were computed without noise; train that "
+                    "model, or make the optimizer with the one that is trained",
                     stacklevel=5,
                 )
             if any("auto" in group for group in groups):
@@ -184,10 +191,13 @@ class NVRM(Wrapper):
 
     @not_compiled()
     def _end_step(self, draws: list[Draw] | None, eps: Noise | None) -> None:
+        groups = self.inner.param_groups
         if draws is not None:
-            self._record(draws)
+            self._options["drawn"] = tuple(draws[0])
+            for group, draw in zip(groups, draws, strict=True):
+                group["drawn"] = tuple(draw)
         self._weights.end_update(eps)
-        if any("auto" in group for group in self.param_groups):
+        if any("auto" in group for group in groups):
             self._reports.close()
             self._drop_reports()
         self._weights.use()
@@ -211,8 +221,8 @@ class NVRM(Wrapper):
         ...     loss.backward()
         ...     optimizer.step()
         """
-        given: Any = loss
-        if not isinstance(given, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        is_tensor = isinstance(loss, Tensor)
+        if not is_tensor or loss.numel() != 1 or not loss.requires_grad:
             raise ValueError(
                 f"loss must be the tensor of one number that backward() is called on, got {loss!r}"
             )
@@ -248,7 +258,7 @@ class NVRM(Wrapper):
         return self._reports.count + self._reports.waiting
 
     def _check_gradients(self) -> None:
-        """Drop reports whose gradients were dropped; gradients without a report are an error."""
+        """Drop reports whose gradients were zeroed; gradients without a report are an error."""
         groups, reports = self._auto_groups(), self._reports
         control = AutoB(*groups[0]["auto"])
         grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
@@ -266,7 +276,7 @@ class NVRM(Wrapper):
     def _watch_gradients(self) -> None:
         groups = self._auto_groups()
         control = AutoB(*groups[0]["auto"])
-        if control.due:  # reading a number makes a device wait
+        if control.due:  # not at every step: reading a number waits for the device
             params = [p for group in groups for p in group["params"]]
             self._reports.watch(params, self._weights.eps, sizes=not control.begun)
 
@@ -289,7 +299,7 @@ class NVRM(Wrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients and drop the reported losses."""
         self.inner.zero_grad(set_to_none)
-        if any("auto" in group for group in self.param_groups):
+        if any("auto" in group for group in self.inner.param_groups):
             self._drop_reports()
         self._weights.forget()  # writes through p.data leave no other trace
         self._weights.use()
@@ -313,7 +323,7 @@ class NVRM(Wrapper):
 
     @not_compiled()
     def _control_b(self) -> None:
-        """Update b every few steps, by what noise costs and what has been learned."""
+        """Update b every few steps, from the cost of noise and what has been learned."""
         groups = self._auto_groups()
         waiting = self._reports.waiting
         self._read_reports()
@@ -325,8 +335,8 @@ class NVRM(Wrapper):
             )
         if (drawn.number, drawn.sign) != (control.drawn, 1):
             raise RuntimeError(
-                'b="auto" needs the whole gradient under one draw of noise, but it was drawn anew '
-                "by resample(); give a number for b"
+                'b="auto" needs one draw of noise for the whole gradient, but resample() has drawn '
+                "new noise; give a number for b"
             )
         b = groups[0]["b"]
         if control.due:
@@ -340,7 +350,7 @@ class NVRM(Wrapper):
         share(groups, b, tuple(control))
 
     def _agreed(self, cost: float, loss: float, size: float) -> tuple[float, float, float]:
-        """The mean over all processes, so that they use the same b."""
+        """Means over all processes, so that they use the same b."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         count = torch.distributed.get_world_size() if distributed else 1
         if count > 1:
@@ -405,11 +415,11 @@ class NVRM(Wrapper):
         if term is None and not group["b"]:
             return {PREFIX + "b": 0.0}
         values = (term.b if term else 0.0, *self._weights.saved(p))
-        return dict(zip(self._own_keys(), values, strict=True))
+        return dict(zip(NVRM._own_keys(self), values, strict=True))
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
         """Check that the model holds the weights that the state was saved with."""
-        slots, rank = self._slots(), Draw(*self._options["drawn"]).rank
+        slots, rank = self._number_parameters(), Draw(*self._options["drawn"]).rank
         # In a distributed checkpoint each parameter may have been written by another rank.
         writers = range(torch.distributed.get_world_size()) if self._ranks == "per_rank" else ()
         terms: dict[Tensor, Term] = {}
@@ -417,11 +427,11 @@ class NVRM(Wrapper):
         kinds: dict[Tensor, str | None] = {}
         for p, state, draw in zip(self._parameters(), own, draws, strict=True):
             if p.requires_grad and PREFIX + "b" not in state and draw.number:
-                raise ValueError(f"the state dict has lost what begins with {PREFIX!r}")
+                raise ValueError(f"the state dict has no keys that begin with {PREFIX!r}")
             b = noise_.scale(PREFIX + "b", state.get(PREFIX + "b", 0.0))
             if b and draw.number:
                 terms[p] = Term(slots[p], draw, b)
-                saved[p] = _values(state, self._own_keys()[1:], self._mode)
+                saved[p] = _values(state, NVRM._own_keys(self)[1:], self._mode)
                 if self._weights.model is not None:
                     continue  # its weights are clean
                 others = [Term(slots[p], draw._replace(rank=writer), b) for writer in writers]

@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from neuvar import _validate
 from neuvar import noise as noise_
 from neuvar.noise import Draw, Term
-from neuvar.optim import auto_b
+from neuvar.optim import auto_b, layout
 from neuvar.optim.auto_b import AUTO
 from neuvar.optim.forward import Noise, WeightNoise, install
-from neuvar.optim.layout import check_parameters, is_sharded, slots
+from neuvar.optim.layout import check_parameters, is_sharded
 from neuvar.optim.noisy_parameters import end_other_noise, noisy_weights
 
-MAX_B = torch.finfo(torch.float32).max
 PREFIX = "nvrm_"
 """Prefix of our keys in a state dict."""
 
@@ -53,7 +52,6 @@ class Wrapper(Optimizer):
         seed: int,
         sampler: str,
         rank: int = 0,
-        mode: str = "exact",
         model: nn.Module | None = None,
         relative_to: str | None = None,
     ) -> None:
@@ -68,23 +66,21 @@ class Wrapper(Optimizer):
         noise_.family(noise)
         _validate.one_of("sampler", sampler, noise_.SAMPLERS)
         start = tuple(Draw(seed=_validate.seed(seed), sampler=sampler, noise=noise, rank=rank))
-        options: dict[str, Any] = {
-            "b": b, "noise": noise, "relative_to": relative_to, "drawn": start,
-        }  # fmt: skip
+        options = {"b": b, "noise": noise, "relative_to": relative_to, "drawn": start}
         groups: list[dict[str, Any]] = [
             options | {"std": None} | group for group in inner.param_groups
         ]
         for group in groups:
             self._check_group(group)
-            _check_relative(group, mode, model)
+            _check_relative(group, self._mode, model)
         params = [p for group in groups for p in group["params"]]
         self._check_parameters(params)
         if model is not None:
             _check_model(model, groups)
-        self._weights = noisy_weights(params, mode, model)
+        self._weights = noisy_weights(params, self._mode, model)
         end_other_noise(params, self._weights)
         # Optimizer.__init__ would make its own groups and state; ours are those of the inner
-        # optimizer. Unpickling sets up hooks and the profiled step without it.
+        # optimizer. __setstate__ sets up hooks and the profiled step, as for unpickling.
         own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
         self.__setstate__(own)
         self._adopt(inner.param_groups)
@@ -96,9 +92,9 @@ class Wrapper(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's parameter groups."""
-        # Groups may have been added to or loaded into the inner optimizer itself.
-        if strange := [group for group in self.inner.param_groups if "drawn" not in group]:
-            self._adopt(strange)
+        # A user may add groups to the inner optimizer itself, or load them into it.
+        if new := [group for group in self.inner.param_groups if "drawn" not in group]:
+            self._adopt(new)
         return self.inner.param_groups
 
     @param_groups.setter
@@ -138,7 +134,7 @@ class Wrapper(Optimizer):
         end_other_noise(_tensors(group["params"]), self._weights)
         if (model := self._weights.model) is not None:
             install(model, self._weights)  # parts of it may be new
-        self._slots()
+        self._number_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form."""
@@ -184,7 +180,7 @@ class Wrapper(Optimizer):
             )
         for group in groups:
             if "auto" in group:
-                auto_b.checked(group["auto"])
+                auto_b.check_state(group["auto"])
         ids = [pid for group in groups for pid in group["params"]]
         own = [_part(state_dict["state"].get(pid, {}), ours=True) for pid in ids]
         draws = [_checked_record(group["drawn"]) for group in groups for _ in group["params"]]
@@ -247,7 +243,7 @@ class Wrapper(Optimizer):
     # Overridden by subclasses.
 
     def _own_keys(self) -> list[str]:
-        """Our keys in the state of each parameter; they begin with ``PREFIX``."""
+        """The keys that we add to the state of each parameter; they begin with ``PREFIX``."""
         return []
 
     def _own_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
@@ -294,20 +290,20 @@ class Wrapper(Optimizer):
         """The next draw of each group, and its noise for all weights that are trained."""
         groups, latest = self.param_groups, Draw(*self._options["drawn"])
         for group in groups:
-            valid = type(group["b"]) is float and 0 <= group["b"] <= MAX_B
+            valid = type(group["b"]) is float and 0 <= group["b"] <= noise_.LARGEST_SCALE
             if not valid or group["noise"] != latest.noise or group.get("relative_to"):
                 self._check_group(group, new=False)
                 _check_relative(group, self._mode, self._weights.model)
                 group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
-        draw = latest._replace(number=latest.number + 1, sign=1)
-        draws = [
-            draw._replace(noise=group["noise"], relative_to=group.get("relative_to") or "")
-            for group in groups
-        ]
-        eps: Noise = {}
-        for group, draw in zip(groups, draws, strict=True):
-            if b := group["b"]:
-                slots = self._slots()
+        slots, params = self._known_slots, [p for group in groups for p in group["params"]]
+        if len(slots) != len(params) or any(map(operator.is_not, slots, params)):
+            slots = self._number_parameters()
+        draws, eps, number = list[Draw](), dict[Tensor, Term](), latest.number + 1
+        for group in groups:
+            noise, relative_to, b = group["noise"], group.get("relative_to") or "", group["b"]
+            draw = latest._replace(number=number, sign=1, noise=noise, relative_to=relative_to)
+            draws.append(draw)
+            if b:
                 eps |= {p: Term(slots[p], draw, b) for p in group["params"] if p.requires_grad}
         return draws, eps
 
@@ -316,12 +312,10 @@ class Wrapper(Optimizer):
             group["drawn"] = tuple(draw)
         self._options["drawn"] = tuple(draws[0])
 
-    def _slots(self) -> dict[Tensor, noise_.Slot]:
-        params = [p for group in self.param_groups for p in group["params"]]
-        known = self._known_slots
-        if len(known) != len(params) or any(map(operator.is_not, known, params)):
-            self._known_slots = slots(params)
-            self._weights.params = self._known_slots.keys()
+    def _number_parameters(self) -> dict[Tensor, noise_.Slot]:
+        """Give each parameter its position; the groups or the parameters in them may be new."""
+        self._known_slots = layout.slots(self._parameters())
+        self._weights.params = self._known_slots.keys()
         return self._known_slots
 
     def _closure_loss(self, closure: Callable[[], Any]) -> Any:
@@ -333,7 +327,7 @@ class _StateView(MutableMapping[Tensor, dict[str, Any]]):
     """The inner optimizer's state, with our keys added to each entry.
 
     Distributed checkpointing reads the keys of a flattened state from it. Length and writes are
-    those of the inner state; tools take an empty state for "not begun".
+    those of the inner state, because tools read an empty state as "no step yet".
     """
 
     def __init__(self, inner: MutableMapping[Tensor, dict[str, Any]], keys: list[str]) -> None:
@@ -381,32 +375,15 @@ def _tensors(params: Any) -> list[Tensor]:
 def is_real_step(groups: list[dict[str, Any]]) -> bool:
     """Whether a step can change a weight: there is a gradient, and its learning rate is not 0.
 
-    Checkpointing tools call ``step`` with lr=0 to have state allocated.
+    Checkpointing tools call ``step`` with lr=0 so that the optimizer allocates its state.
     """
     for group in groups:
         rate = group.get("lr")
-        # Reading a rate from a device would make it wait.
+        # Reading a number from a device would wait for the device.
         moves = rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu") or rate
         if moves and any(p.grad is not None for p in group["params"]):
             return True
     return False
-
-
-FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which torch has fused kernels."""
-
-
-def can_fuse(group: dict[str, Any], state: Any) -> bool:
-    """Whether torch's fused kernel supports the present step of a group.
-
-    It supports no sparse gradients, and no weights with a momentum beside others without.
-    """
-    trained: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-    begun = {bool(state.get(p)) for p in trained} if group.get("momentum") else ()
-    return len(begun) < 2 and all(
-        p.device.type in FUSED and p.grad.layout is torch.strided  # type: ignore[union-attr]
-        for p in trained
-    )
 
 
 def _part(state: dict[str, Any], *, ours: bool) -> dict[str, Any]:
@@ -418,7 +395,7 @@ def _checked_record(drawn: Sequence[Any]) -> Draw:
     """Validate a draw from a state dict."""
     types = tuple(map(type, drawn)) if isinstance(drawn, (tuple, list)) else ()
     expected = (int, int, str, int, str, int, str)
-    # A record without the last field is of a version that had absolute noise only.
+    # Older versions had absolute noise only, and saved no last field.
     valid = types in (expected, expected[:-1]) and drawn[4] in noise_.SAMPLERS
     if not valid or Draw(*drawn).relative_to not in ("", *noise_.RELATIVE_TO):
         raise ValueError(f"the state dict's 'drawn' is not a valid draw: {drawn!r}")
@@ -463,6 +440,6 @@ def _check_inner(inner: object) -> None:
     if isinstance(inner, Wrapper):
         raise ValueError(f"inner is already a {type(inner).__name__}; noise is added once only")
     if isinstance(inner, torch.optim.LBFGS):
-        raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")
+        raise ValueError("inner must evaluate the loss once per step; LBFGS needs several")
     if any(group.get("differentiable") for group in inner.param_groups):
         raise ValueError("inner must not be differentiable: weights are perturbed in place")

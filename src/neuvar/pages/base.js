@@ -4,7 +4,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const get = (id) => document.getElementById(id);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-// A browser may refuse storage, mostly to files; then settings last as long as the page.
+// A browser may refuse storage, for example to local files; then settings are lost on reload.
 const storage = {
   get(key) { try { return localStorage.getItem(key); } catch { return null; } },
   set(key, value) { try { localStorage.setItem(key, value); } catch { /* not stored */ } },

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.special import entr
 
+from neuvar import _validate
 from neuvar._batches import TARGET_KEYS, Batches, Feed, Generators, feed_batch, length
-from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.measures.perturbed import FedModel, PerturbedModel
+from neuvar.batchnorm import norms_with_statistics, reestimate_batchnorm
+from neuvar.measures.conversion import check_probabilities
+from neuvar.measures.perturbed import PREDICTIONS, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
-from neuvar.prediction.training_noise import Kind
 from neuvar.prediction.uncertainty import Summary, summarize
 
 BLOCK = 1 << 22
@@ -45,32 +43,47 @@ def feed_inputs(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     return feed_batch(model, batch)
 
 
+class NoiseSpec(NamedTuple):
+    """Scale and family of the noise of a parameter, and what b is relative to."""
+
+    b: float
+    noise: str
+    relative_to: str | None = None
+
+
 class NoisyClassifier(PerturbedModel):
     """A classifier to run at perturbed weights."""
 
-    terms: dict[Tensor, Kind]
-    signs: tuple[int, ...]
-    logits: bool
-    dropout: bool
-    vectorize: bool | None
-    feed: Feed
+    terms: dict[Tensor, NoiseSpec]
     targets: Tensor | None
-    room: int
     statistics: list[list[dict[str, Tensor]]] | None = None
 
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        signs: tuple[int, ...],
+        logits: bool,
+        dropout: bool,
+        vectorize: bool | None,
+        feed: Feed | None,
+        **weights: Any,
+    ) -> None:
+        super().__init__(model, stream=PREDICTIONS, **weights)
+        self.logits = _validate.boolean("logits", logits)
+        self.dropout = _validate.boolean("dropout", dropout)
+        self.vectorize = None if vectorize is None else _validate.boolean("vectorize", vectorize)
+        self.signs, self.feed = signs, feed or feed_inputs
+
     def _begin(self) -> None:
-        for p, own in self.terms.items():
-            self.sizes[p] = relative_size(p, self._clean_weights[p], own.relative_to)
+        for p, spec in self.terms.items():
+            self.sizes[p] = relative_size(p, self._clean_weights[p], spec.relative_to)
         layers = [m for m in self.model.modules() if isinstance(m, _DropoutNd)]
         if self.dropout and not layers:
-            raise ValueError("dropout=True needs a model with dropout layers, which are modules")
+            raise ValueError("dropout=True needs a model with dropout modules, such as nn.Dropout")
         for layer in layers:
             layer.training = self.dropout
-        self.norms = [
-            m
-            for m in self.model.modules()
-            if isinstance(m, _BatchNorm) and m.running_mean is not None
-        ]
+        self.norms = norms_with_statistics(self.model)
 
     def reestimate(self, batches: Any, count: int) -> None:
         """Gather the statistics of batch normalization at each draw."""
@@ -81,10 +94,11 @@ class NoisyClassifier(PerturbedModel):
             for sign in self.signs:
                 self.perturb(number, sign)
                 reestimate_batchnorm(self.model, batches)
-                self.statistics.append([_copies(norm) for norm in self.norms])
+                buffers = [norm.named_buffers(recurse=False) for norm in self.norms]
+                self.statistics.append([{n: b.clone() for n, b in own} for own in buffers])
 
     def perturb(self, number: int, sign: int) -> None:
-        """Set the weights to those of a draw, and the statistics of batch normalization, too."""
+        """Set weights and statistics of batch normalization to those of a draw."""
         for p in self.terms:
             self._noisy(p, number, sign, out=local(p.data))
         reshard(self.slots)
@@ -95,14 +109,14 @@ class NoisyClassifier(PerturbedModel):
                     getattr(norm, name).copy_(buffer)
 
     def _noisy(self, p: Tensor, number: int, sign: int, out: Tensor) -> Tensor:
-        clean, own = self._clean_weights[p], self.terms[p]
-        draw = self.draw._replace(number=number, sign=sign, noise=own.noise)
-        return add_noise(clean, Term(self.slots[p], draw, own.b), out=out, size=self.sizes[p])
+        clean, spec = self._clean_weights[p], self.terms[p]
+        draw = self.draw._replace(number=number, sign=sign, noise=spec.noise)
+        return add_noise(clean, Term(self.slots[p], draw, spec.b), out=out, size=self.sizes[p])
 
     def run(
         self, batches: Batches, count: int, progress: Callable[[float], None] | None
     ) -> Iterator[tuple[Summary, Tensor | None]]:
-        """Results and targets, block by block."""
+        """Summary and targets of each block of batches."""
         total, done, examples = length(batches.batches), 0, 0
         self.room = 1  # the first block shows the number of classes
         with batches.one_pass() as stream:
@@ -151,8 +165,8 @@ class NoisyClassifier(PerturbedModel):
                     break
                 yield together[1:] if low == 1 else together
                 number = numbers[-1] + 1
-        for own in range(number, count + 1):
-            yield self._one_draw(block, own)
+        for n in range(number, count + 1):
+            yield self._one_draw(block, n)
 
     def _one_draw(self, block: list[Any], number: int) -> Tensor:
         results, targets = [], []
@@ -168,7 +182,7 @@ class NoisyClassifier(PerturbedModel):
         return torch.stack(results).unsqueeze(0)
 
     def _seeded(self, number: int, sign: int) -> AbstractContextManager[None]:
-        """Random numbers of dropout that depend on the seed and the draw alone."""
+        """Random numbers for dropout that depend on the seed and the draw only."""
         if not self.dropout:
             return nullcontext()
         key = np.random.SeedSequence([self.draw.seed, number, sign + 1]).generate_state(1)
@@ -181,25 +195,15 @@ class NoisyClassifier(PerturbedModel):
 
     def _at_once(self, block: list[Any], numbers: range) -> Tensor | None:
         """Outputs of several draws from one vectorized call; None if the model prevents it."""
-        fed = FedModel(self.model, self.feed)
-        names: dict[Tensor, str] = {p: name for name, p in fed.named_parameters()}
         noises, weights = self._stacked(numbers), {}
-        for p, own in self.terms.items():
+        for p, spec in self.terms.items():
             clean = self._clean_weights[p]
-            shift, size = own.b * noises[p], self.sizes[p]
+            shift, size = spec.b * noises[p], self.sizes[p]
             shift = shift if size is None else shift * size
             both = [torch.add(clean, shift, alpha=sign).to(clean.dtype) for sign in self.signs]
-            weights[names[p]] = torch.stack(both, 1).flatten(0, 1)
-
-        def run(weights: dict[str, Tensor], batch: Any) -> Tensor:
-            outputs: Tensor = functional_call(fed, weights, (batch,))[0]
-            return outputs
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # vmap warns where it would be slow
-                parts = [vmap(lambda w, x=x: run(w, x))(weights) for x in block]
-        except Exception:  # noqa: BLE001 - a real error appears again in the evaluation one by one
+            weights[p] = torch.stack(both, 1).flatten(0, 1)
+        parts = self.evaluate_at_once(weights, block, lambda outputs, targets: outputs)
+        if parts is None:
             return None
         outputs: Tensor = torch.cat(parts, 1).unflatten(0, (len(numbers), len(self.signs)))
         return outputs
@@ -211,10 +215,10 @@ class NoisyClassifier(PerturbedModel):
         # All parameters lie one after another along the table, so one slot holds the whole draw.
         last, result = max(self.slots.values(), key=lambda slot: slot.start), {}
         whole = whole_slot((last.start + math.prod(last.shape),))
-        for kind in {own.noise for own in self.terms.values()}:
-            owners = [p for p, own in self.terms.items() if own.noise == kind]
-            flat = self._draws(whole, owners[0], numbers)
-            for p in owners:
+        for noise in {spec.noise for spec in self.terms.values()}:
+            params = [p for p, spec in self.terms.items() if spec.noise == noise]
+            flat = self._draws(whole, params[0], numbers)
+            for p in params:
                 start = self.slots[p].start
                 result[p] = flat[:, start : start + p.numel()].view(-1, *p.shape)
         return result
@@ -228,19 +232,8 @@ class NoisyClassifier(PerturbedModel):
         """Probabilities in double precision; the classes are along axis 3."""
         if self.logits:
             return outputs.double().softmax(3)
-        p = outputs.double()
-        off = float((p.sum(3) - 1).abs().max())
-        if not (p.min() >= 0 and off <= max(1e-4, math.sqrt(torch.finfo(outputs.dtype).eps))):
-            raise ValueError(
-                "logits=False needs a model that returns probabilities >= 0 that sum to 1, got a "
-                f"smallest value of {float(p.min()):.4g} and a sum that is off by {off:.4g}"
-            )
-        return p
-
-
-def _copies(norm: nn.Module) -> dict[str, Tensor]:
-    """Copies of the statistics of batch normalization."""
-    return {name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)}
+        check_probabilities("logits=False needs a model that returns", outputs, dim=3)
+        return outputs.double()
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
@@ -259,8 +252,8 @@ def _checked(outputs: Any) -> Tensor:
     ):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
-            f"model must return numbers of shape (n, classes, ...), got {got}; if they are inside "
-            "of something else, pass a feed(model, batch) that returns them with the targets"
+            f"model must return numbers of shape (n, classes, ...), got {got}; if it returns them "
+            "inside another object, pass a feed(model, batch) that returns them with the targets"
         )
     return outputs
 

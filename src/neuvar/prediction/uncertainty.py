@@ -30,7 +30,7 @@ class Prediction:
     Attributes:
         probabilities: Mean probabilities :math:`\bar p`, shape (n, classes, ...).
         entropy: Entropy of the mean, :math:`H[\bar p]`: the whole uncertainty.
-        expected_entropy: Mean of the entropies: what remains uncertain whatever the weights are.
+        expected_entropy: Mean of the entropies: the uncertainty that is not about the weights.
         mutual_information: Their difference I: how much the perturbed models disagree.
         targets: The targets of the data, or None.
         draws: Number of perturbed models.

@@ -45,8 +45,8 @@ B_LIMITS = (0.015, 0.025, 0.04, 0.06)
 """Limits of b between one shade of a colour and the next: the larger b, the darker."""
 SHADES = ((PAPER, 0.4), (PAPER, 0.2), (INK, 0.0), (INK, 0.35), (INK, 0.65))
 """The colour that each shade mixes in, and its share."""
-ORDER = (2, 4, 0, 3, 1)
-"""Shades of lines without b, or whose shade is taken."""
+SHADE_ORDER = (2, 4, 0, 3, 1)
+"""The order in which lines without b, or whose shade is taken, get their shades."""
 DASHES: tuple[Any, ...] = (
     (0, (1.2, 1.2)),
     (0, (5, 1.6)),
@@ -60,17 +60,15 @@ B_MARKERS = "<>pPX"
 
 _INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
 SETTINGS: dict[str, Any] = dict.fromkeys(_INKED, INK) | {"grid.color": GRID}
-FEW = 16
+MAX_MARKED_POINTS = 16
 """Lines with at most this many points have a marker at each."""
-LETTERS = 11
-"""Letters of a title or a label per inch."""
+TITLE_LETTERS, LEGEND_LETTERS, CASE_LETTERS, CAPTION_LETTERS = 11, 15, 15, 19
+"""Letters per inch of titles and labels, of legends, of the names of cases, and of captions."""
 STEPS = (1, 2, 5, 10)
 """Multiples of a power of ten at which an axis may have ticks."""
 SIZES = {1: (4.6, 3.0), 2: (3.6, 2.5), 3: (2.8, 2.2), 4: (2.5, 2.0)}
 """Width and height of a panel in inches, by the number of columns."""
 KINDS = ("svg", "png")
-LEGEND = 15
-"""Letters of the legend per inch."""
 DPI = 200
 
 
@@ -105,12 +103,12 @@ def styles(panels: Sequence[Panel]) -> dict[tuple[str, Role], Style]:
         used = {
             s for k, s in taken.items() if k[1] == line.role and bool(lines[k].b) == bool(line.b)
         }
-        taken[key] = next((s for s in (*wanted, *ORDER) if s not in used), ORDER[0])
+        taken[key] = next((s for s in (*wanted, *SHADE_ORDER) if s not in used), SHADE_ORDER[0])
     return {
         key: Style(
             mixed(COLOURS[key[1]], *SHADES[shade]),
             DASHES[shade],
-            B_MARKERS[shade] if lines[key].b or shade != ORDER[0] else MARKERS[key[1]],
+            B_MARKERS[shade] if lines[key].b or shade != SHADE_ORDER[0] else MARKERS[key[1]],
         )
         for key, shade in taken.items()
     }
@@ -164,38 +162,38 @@ def is_log(panel: Panel) -> bool:
 def plot(
     axes: Axes,
     panel: Panel,
-    looks: dict[tuple[str, Role], Style],
+    line_styles: dict[tuple[str, Role], Style],
     limits: tuple[float, float],
     height: float,
 ) -> None:
     """Draw one panel; each line is an SVG group with the id ``series-NUMBER``."""
-    for group, (key, look) in enumerate(looks.items()):
+    for group, (key, style) in enumerate(line_styles.items()):
         for line in (line for line in panel.lines if (line.label, line.role) == key):
             mean, deviation, n = spread(line)
             axes.plot(
                 line.x,
                 mean,
-                color=look.colour,
-                linestyle=look.dashes,
-                marker=look.marker,
-                markevery=None if len(line.x) <= FEW else max(1, len(line.x) // 7),
+                color=style.colour,
+                linestyle=style.dashes,
+                marker=style.marker,
+                markevery=None if len(line.x) <= MAX_MARKED_POINTS else max(1, len(line.x) // 7),
                 markeredgewidth=0,
                 gid=f"series-{group}",
             )
             if len(line.x) == 1:
-                axes.errorbar(line.x, mean, deviation, color=look.colour, capsize=3)
+                axes.errorbar(line.x, mean, deviation, color=style.colour, capsize=3)
             elif (n > 1).any():
                 axes.fill_between(
                     line.x,
                     *band(line, panel),
-                    facecolor=(look.colour, 0.13),
-                    edgecolor=(look.colour, 0.4),
+                    facecolor=(style.colour, 0.13),
+                    edgecolor=(style.colour, 0.4),
                     linewidth=0.5,
                     gid=f"series-{group}-band",
                 )
     axes.set_xlabel(printable(panel.x_label))
     if not panel.title.lower().endswith(panel.y_label.lower()):
-        axes.set_ylabel(textwrap.fill(printable(panel.y_label), int(LETTERS * height)))
+        axes.set_ylabel(textwrap.fill(printable(panel.y_label), int(TITLE_LETTERS * height)))
     if is_log(panel):
         axes.set_yscale("log")
     axes.set_ylim(*limits)
@@ -232,21 +230,21 @@ def y_limits(panels: Sequence[Panel]) -> list[tuple[float, float]]:
 def _set_ticks(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    places = sorted({float(x) for line in panel.lines for x in line.x})
-    if panel.log_x and places and places[-1] > 0:
-        if places[0] > 0:
+    xs = sorted({float(x) for line in panel.lines for x in line.x})
+    if panel.log_x and xs and xs[-1] > 0:
+        if xs[0] > 0:
             axes.set_xscale("log")
         else:  # b = 0 has no logarithm
-            least = min(x for x in places if x > 0)
-            axes.set_xscale("symlog", linthresh=least, linscale=0.5)
-    at: list[float] = [float(axes.transData.transform((x, 1.0))[0]) for x in places]
-    gaps = [b - a for a, b in itertools.pairwise(at)]
-    if places and len(places) <= 8 and all(gap >= 0.1 * (at[-1] - at[0]) for gap in gaps):
-        axes.xaxis.set_major_locator(FixedLocator(places))
+            smallest = min(x for x in xs if x > 0)
+            axes.set_xscale("symlog", linthresh=smallest, linscale=0.5)
+    pixels: list[float] = [float(axes.transData.transform((x, 1.0))[0]) for x in xs]
+    gaps = [b - a for a, b in itertools.pairwise(pixels)]
+    if xs and len(xs) <= 8 and all(gap >= 0.1 * (pixels[-1] - pixels[0]) for gap in gaps):
+        axes.xaxis.set_major_locator(FixedLocator(xs))
     elif axes.get_xscale() == "log":
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     elif axes.get_xscale() == "linear":
-        integers = all(x == int(x) for x in places)
+        integers = all(x == int(x) for x in xs)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=integers, steps=STEPS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -271,15 +269,15 @@ def caption(panels: Sequence[Panel]) -> str:
 
 def description(panel: Panel) -> str:
     """A panel for readers who cannot see it: the first and the last value of each line."""
-    said = [f"{panel.y_label} against {panel.x_label}."]
+    sentences = [f"{panel.y_label} against {panel.x_label}."]
     for line in panel.lines:
         mean = spread(line)[0]
-        there = np.flatnonzero(np.isfinite(mean))
-        shown = dict.fromkeys(there[[0, -1]]) if len(there) else ()
+        finite = np.flatnonzero(np.isfinite(mean))
+        shown = dict.fromkeys(finite[[0, -1]]) if len(finite) else ()
         values = [f"{100 * y:.1f} %" if panel.percent else f"{y:.3g}" for y in mean]
         at = ", ".join(f"{values[i]} at {line.x[i]:g}" for i in shown)
-        said.append(f"{line.label}: {at or 'no finished trials'}.")
-    return " ".join(said)
+        sentences.append(f"{line.label}: {at or 'no finished trials'}.")
+    return " ".join(sentences)
 
 
 def draw(panels: Sequence[Panel], path: Path | str) -> Path:
@@ -314,7 +312,7 @@ def pictures(shown: Sequence[Panel] | Verdict, kinds: Sequence[str] = KINDS) -> 
     if not shown:
         raise ValueError("panels must hold at least one panel, got none")
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
-    made = {}
+    files = {}
     with plain_matplotlib("neuvar"):
         figure = forest(shown) if isinstance(shown, Verdict) else make_figure(shown)
         # The layout takes as long as drawing, so it is computed once for both files.
@@ -323,8 +321,8 @@ def pictures(shown: Sequence[Panel] | Verdict, kinds: Sequence[str] = KINDS) -> 
         for kind in kinds:
             file = io.BytesIO()
             figure.savefig(file, format=kind, dpi=DPI, facecolor=PAPER, metadata=metadata[kind])
-            made[kind] = file.getvalue()
-    return made
+            files[kind] = file.getvalue()
+    return files
 
 
 def make_figure(panels: Sequence[Panel]) -> Figure:
@@ -335,17 +333,19 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
     rows = 2 if len(panels) == 4 else math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / rows)
     width, height = SIZES[columns]
-    looks = styles(panels)
-    words = [printable(label) for label, _ in looks]
-    legend_rows = math.ceil(sum(10 + len(word) for word in words) / (LEGEND * columns * width))
+    line_styles = styles(panels)
+    words = [printable(label) for label, _ in line_styles]
+    letters = sum(10 + len(word) for word in words)
+    legend_rows = math.ceil(letters / (LEGEND_LETTERS * columns * width))
     size = columns * width, rows * height + 0.18 * legend_rows + 0.2
     figure = Figure(figsize=size, layout="constrained")
     for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
         axes = figure.add_subplot(rows, columns, i + 1)
-        axes.set_title(textwrap.fill(printable(panel.title), int(LETTERS * width)))
-        plot(axes, panel, looks, limits, height)
+        axes.set_title(textwrap.fill(printable(panel.title), int(TITLE_LETTERS * width)))
+        plot(axes, panel, line_styles, limits, height)
     handles = [
-        Line2D([], [], color=s.colour, linestyle=s.dashes, marker=s.marker) for s in looks.values()
+        Line2D([], [], color=s.colour, linestyle=s.dashes, marker=s.marker)
+        for s in line_styles.values()
     ]
     if handles:
         # Labels that begin with "_" would be left out, so the words are set afterwards.
@@ -366,8 +366,6 @@ WORD_COLOURS = {"better": "#0b6e4f", "worse": "#a33c00"}
 UNDECIDED = "#5d5486"
 WORD_MARKERS = {"better": "o", "worse": "X"}
 """A comparison that decides nothing has a diamond."""
-FOREST_LETTERS = 15
-"""Letters of the name of a case per inch."""
 
 
 def forest(verdict: Verdict, width: float = 4.6, *, captioned: bool = True) -> Figure:
@@ -379,7 +377,7 @@ def forest(verdict: Verdict, width: float = 4.6, *, captioned: bool = True) -> F
         _unit(case): [c for c in verdict.cases if _unit(c) == _unit(case)] for case in verdict.cases
     }
     names = {
-        unit: [textwrap.fill(printable(c.name), int(FOREST_LETTERS * width)) for c in cases]
+        unit: [textwrap.fill(printable(c.name), int(CASE_LETTERS * width)) for c in cases]
         for unit, cases in units.items()
     }
     heights = [0.7 + sum(0.24 + 0.14 * (1 + n.count("\n")) for n in names[unit]) for unit in units]
@@ -388,7 +386,7 @@ def forest(verdict: Verdict, width: float = 4.6, *, captioned: bool = True) -> F
     for axes, (unit, cases) in zip(every, units.items(), strict=True):
         _plot_cases(axes, unit, cases, names[unit])
     if captioned:
-        text = textwrap.fill(forest_caption(verdict), int(19 * width))
+        text = textwrap.fill(forest_caption(verdict), int(CAPTION_LETTERS * width))
         figure.supxlabel(text, fontsize=7, x=0.01, ha="left")
     return figure
 
@@ -502,19 +500,19 @@ def page_figure(panels: Sequence[Panel], name: str) -> tuple[list[str], list[str
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    looks = styles(panels)
+    line_styles = styles(panels)
     # Few panels are shown larger; they must be readable on a phone.
     size = (3.9, 2.5) if len(panels) in (1, 2, 4) else (3.3, 2.35)
     drawn, pieces = [], []
     with plain_matplotlib(name, INLINE):
         for i, (panel, limits) in enumerate(zip(panels, y_limits(panels), strict=True)):
             figure = Figure(figsize=size, layout="constrained")
-            plot(figure.add_subplot(), panel, looks, limits, size[1])
+            plot(figure.add_subplot(), panel, line_styles, limits, size[1])
             drawn.append(_svg(figure, f"{name}-{i}", panel.title, description(panel)))
-        for i, look in enumerate(looks.values()):
+        for i, style in enumerate(line_styles.values()):
             figure = Figure(figsize=(0.42, 0.13), layout="constrained")
-            line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=look.colour, linestyle=look.dashes)
-            line.set(marker=look.marker, markevery=[1], markeredgewidth=0)
+            line = Line2D([0.05, 0.5, 0.95], [0.5] * 3, color=style.colour, linestyle=style.dashes)
+            line.set(marker=style.marker, markevery=[1], markeredgewidth=0)
             figure.add_artist(line)
             pieces.append(_svg(figure, f"{name}-swatch-{i}"))
     return drawn, pieces

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
 
 from neuvar._atomic import write_files
-from neuvar.experiments import EXPERIMENTS
-from neuvar.experiments.experiment import SCALES, Experiment, Scale
+from neuvar.experiments.experiment import SCALES
 from neuvar.experiments.findings import Panel, Verdict
 from neuvar.pages import escape_markdown as escape
-from neuvar.report.figures import KINDS, pictures
-from neuvar.report.gather import Claim, Lines, command, gather, load
-from neuvar.report.markdown import (
+from neuvar.report.documents import (
+    page,
     report_markdown,
     summary_markdown,
     table_markdown,
+    total_time,
     verdict_markdown,
 )
-from neuvar.report.page import page
-from neuvar.report.text import total_time
+from neuvar.report.figures import KINDS, pictures
+from neuvar.report.gather import Claim
 
 INSERTED = ("results", "verdict", "settings", "figure")
 """What a document may show of one claim at one scale."""
@@ -49,38 +48,23 @@ class Report:
     claims: tuple[Claim, ...]
 
 
-def write(
-    results: Mapping[Scale, Lines] | Iterable[Path],
-    out: Path | str,
-    *,
-    experiments: Iterable[Experiment] | None = None,
-    scales: Sequence[Scale] = (),
-) -> Report:
-    """Turn results into figures, tables and a page. Nothing is trained.
-
-    Args:
-        results: recorded lines by scale and key, or results files named after their scales.
-        out: the folder to write to.
-        experiments: the claims, in the order of the report; by default all of the paper's.
-        scales: which scales to show; by default paper and cpu, or smoke if there is nothing else.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> report = write([Path("results/cpu.jsonl")], folder.name, experiments=[])
-    >>> sorted(path.name for path in Path(folder.name).iterdir())
-    ['index.html', 'report.md']
-    >>> folder.cleanup()
-    """
-    lines = results if isinstance(results, Mapping) else load(results)
-    chosen = EXPERIMENTS.values() if experiments is None else experiments
-    return write_claims(gather(lines, chosen, scales), out)
-
-
-def write_claims(claims: Sequence[Claim], out: Path | str) -> Report:
-    """Write the report of claims that :func:`gather` returned.
+def write(claims: Sequence[Claim], out: Path | str) -> Report:
+    """Write the figures, the Markdown and the HTML page of claims.
 
     The same results give the same bytes. Files are replaced when all of them are complete. Figures
     of these claims that an earlier report drew and this one does not are removed.
+
+    Args:
+        claims: from :func:`gather`.
+        out: the folder to write to.
+
+    >>> import tempfile
+    >>> from neuvar.report import gather, load
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> report = write(gather(load([Path("results/cpu.jsonl")]), []), folder.name)
+    >>> sorted(path.name for path in Path(folder.name).iterdir())
+    ['index.html', 'report.md']
+    >>> folder.cleanup()
     """
     out = Path(out)
     findings = [finding for claim in claims for finding in claim.findings]
@@ -97,7 +81,7 @@ def write_claims(claims: Sequence[Claim], out: Path | str) -> Report:
         out / "figures" / f"{name}.{kind}": content
         for name, shown in figures.items()
         for kind, content in pictures(
-            shown, KINDS[: 1 if isinstance(shown, Verdict) else 2]
+            shown, ["svg"] if isinstance(shown, Verdict) else KINDS
         ).items()
     }
     texts = {"report.md": report_markdown(claims), "index.html": page(claims)}
@@ -166,7 +150,7 @@ def _content(name: str, claims: Sequence[Claim], path: Path, figures: Path | str
     e = known[which].experiment
     finding = next((f for f in known[which].findings if f.scale == scale), None)
     if finding is None:
-        return f"No results yet: `{command(e, scale)}`" if what == "results" else ""
+        return f"No results yet: `{e.command(scale)}`" if what == "results" else ""
     if what == "results":
         return f"\n{table_markdown(finding.table)}\n\n{finding.counts}, {scale} scale.\n"
     if what == "verdict":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +14,14 @@ from typing import Any, TypeAlias
 from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.findings import LEAST, Panel, Result, Table, Verdict
+from neuvar.experiments.findings import MIN_TRIALS, Panel, Result, Table, Verdict
 from neuvar.experiments.run_spec import CHOICE_SEED, as_dict, from_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""
 
 _KEY = re.compile(rb'"key": ?"([^"]*)"')
-ORDER: tuple[Scale, ...] = ("paper", "cpu", "smoke")
+SCALE_ORDER: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 """The order of scales under a claim: the most informative first."""
 
 
@@ -53,7 +52,7 @@ class Finding:
         trials: fewest and most finished trials of a setting.
         n: the same as text, such as "3", or "0–3" if settings differ.
         command: the command that produces these results.
-        broken: sentences on recorded lines that cannot be read, and are left out.
+        broken: error messages for recorded lines that cannot be read; these are left out.
     """
 
     experiment: Experiment
@@ -110,12 +109,6 @@ class Claim:
         return rows or [(f"claim-{self.experiment.name}", "", "–", "–", "–")]
 
 
-def command(experiment: Experiment, scale: Scale, trials: int = 0) -> str:
-    """The command that runs an experiment."""
-    text = f"neuvar run {shlex.quote(experiment.argument)} --scale {scale}"
-    return f"{text} --trials {trials}" if trials else text
-
-
 def load(files: Iterable[Path]) -> dict[Scale, Lines]:
     """Read results files, each named after its scale, such as ``results/cpu.jsonl``.
 
@@ -162,13 +155,19 @@ def gather(
     for scale in (*scales, *results):
         one_of("scales", scale, SCALES)
     chosen, shown = list(experiments), scales or ("paper", "cpu")
-    unknown = {scale: _unknown_runs(results.get(scale, {})) for scale in shown}
+    unknown: dict[Scale, dict[str, str]] = {scale: {} for scale in shown}
+    for scale in shown:
+        for key, line in results.get(scale, {}).items():
+            try:
+                from_dict(line["run"])
+            except (TypeError, ValueError) as error:  # a run of another version
+                unknown[scale][key] = _broken(results[scale], key, str(error))
     broken = {scale: dict(sentences) for scale, sentences in unknown.items()}
     claims = []
     for e in chosen:
         every = (
             _finding(e, s, results[s], unknown[s], broken[s])
-            for s in ORDER
+            for s in SCALE_ORDER
             if s in shown and s in results
         )
         claims.append(Claim(e, tuple(finding for finding in every if finding)))
@@ -180,24 +179,14 @@ def gather(
     return tuple(claims)
 
 
-def _place(lines: Lines, key: str) -> str:
-    """The file and line number of a line, else its key."""
-    return lines.places.get(key, key) if isinstance(lines, LinesOfFiles) else f"run {key}"
-
-
-def _unknown_runs(lines: Lines) -> dict[str, str]:
-    """Sentences by key on lines whose runs this version does not know."""
-    broken = {}
-    for key, line in lines.items():
-        try:
-            from_dict(line["run"])
-        except (TypeError, ValueError) as error:
-            broken[key] = f"{_place(lines, key)} is broken: {error}"
-    return broken
+def _broken(lines: Lines, key: str, why: str) -> str:
+    """The error message for a line that cannot be read, with file and number if known."""
+    place = lines.places.get(key, key) if isinstance(lines, LinesOfFiles) else f"run {key}"
+    return f"{place} is broken: {why}"
 
 
 def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
-    """What keeps a line from being read, or empty; ``thorough`` shows and judges it alone."""
+    """Why a line cannot be used, or ""; ``thorough`` also draws and judges it alone."""
     if not result.finished:
         return ""
     try:
@@ -217,14 +206,6 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     return ""
 
 
-def _show(
-    experiment: Experiment, scale: Scale, results: Sequence[Result]
-) -> tuple[tuple[Panel, ...], Table, Verdict | None]:
-    """Figure, table and verdict; there is no verdict at the smoke scale."""
-    verdict = None if scale == "smoke" else experiment.check(results)
-    return tuple(experiment.panels(results)), experiment.table(results), verdict
-
-
 def _finding(
     experiment: Experiment,
     scale: Scale,
@@ -234,8 +215,8 @@ def _finding(
 ) -> Finding | None:
     """The results of an experiment among the lines; None if there are none.
 
-    ``unknown`` has sentences on lines with unknown runs; those on other lines that this experiment
-    cannot use are added to ``broken``.
+    ``unknown`` has the error messages for lines whose runs cannot be read. Messages for other lines
+    that this experiment cannot use are added to ``broken``.
     """
     if not lines:
         return None
@@ -244,41 +225,41 @@ def _finding(
     most = 1 + max((s for s in seeds if isinstance(s, int) and s < CHOICE_SEED), default=0)
     planned = {run.key: run for run in experiment.runs(scale, 0)}
     known = {run.key: run for run in experiment.runs(scale, most)} | planned
-    found = {key: Result(run, lines[key]) for key, run in known.items() if key in lines}
-    every = found
-    own = {key: unknown[key] for key in every if key in unknown}
+    every = {key: Result(run, lines[key]) for key, run in known.items() if key in lines}
+    problems = {key: unknown[key] for key in every if key in unknown}
     for thorough in (False, True):
         for key, result in every.items():
-            if key not in own and (why := _problem(experiment, result, thorough=thorough)):
-                own[key] = f"{_place(lines, key)} is broken: {why}"
-                broken.setdefault(key, own[key])
-        found = {key: result for key, result in every.items() if key not in own}
-        if not found and not (thorough and experiment.file):
+            if key not in problems and (why := _problem(experiment, result, thorough=thorough)):
+                problems[key] = _broken(lines, key, why)
+                broken.setdefault(key, problems[key])
+        usable = {key: result for key, result in every.items() if key not in problems}
+        if not usable and not (thorough and experiment.file):
             return None
-        try:  # if all lines fail, the error is in the user's file
-            shown = _show(experiment, scale, tuple((found or every).values()))
+        shown = tuple((usable or every).values())  # if all lines fail, the user's file is wrong
+        try:
+            panels, table = tuple(experiment.panels(shown)), experiment.table(shown)
+            verdict = None if scale == "smoke" else experiment.check(shown)
             break
         except Exception:
             if thorough:
                 raise
-    panels, table, verdict = shown
-    results, extra, asked = tuple(found.values()), found.keys() - planned.keys(), 0
+    results, extra, trials_option = tuple(usable.values()), usable.keys() - planned.keys(), 0
     if extra:  # the smallest number of trials that includes them
         enough = (t for t in range(1, most) if extra <= {r.key for r in experiment.runs(scale, t)})
-        asked = next(enough, most)
+        trials_option = next(enough, most)
 
     # A setting is what a run shares with its other trials.
     setting = {}
-    for key in planned.keys() | found.keys():
+    for key in planned.keys() | usable.keys():
         values = as_dict(known[key]).items()
         setting[key] = json.dumps({k: v for k, v in values if k not in ("seed", "label_seed")})
     settings = {setting[key] for key in planned}
-    recorded = Counter(setting[key] for key in found)
-    finished = Counter(setting[key] for key, r in found.items() if r.finished and not r.for_choice)
+    recorded = Counter(setting[key] for key in usable)
+    finished = Counter(setting[key] for key, r in usable.items() if r.finished and not r.for_choice)
     counts = [finished[one] for one in settings | finished.keys()]
     trials = min(counts, default=0), max(counts, default=0)
     short = sum(recorded[one] < 2 for one in settings)
-    if verdict and (trials[1] < LEAST or not planned.keys() <= found.keys()):
+    if verdict and (trials[1] < MIN_TRIALS or not planned.keys() <= usable.keys()):
         verdict = replace(verdict, preliminary=True)
     if verdict and short and verdict.outcome != "undecided":
         why = f"{short} of {len(settings)} settings have fewer than two trials yet. "
@@ -293,9 +274,9 @@ def _finding(
         table=table,
         verdict=verdict,
         planned=len(planned),
-        recorded=sum(key in found for key in planned),
+        recorded=sum(key in usable for key in planned),
         trials=trials,
         n="–".join(str(count) for count in dict.fromkeys(trials)),
-        command=command(experiment, scale, asked),
-        broken=tuple(own.values()),
+        command=experiment.command(scale, trials_option),
+        broken=tuple(problems.values()),
     )

@@ -47,9 +47,9 @@ class Checkpoint:
     executed. After the training it holds the clean weights:
     ``model.load_state_dict(torch.load(path)["fit"]["model"])``.
 
-    The file of another training is refused. For that it holds the options of the optimizer and of
-    :func:`fit`, and hashes of the data, their order and the initial weights. You may resume with
-    more epochs. Without a fixed seed the initial weights differ each time: set a seed, or pass
+    The file of another training is refused: one with other options of the optimizer or of
+    :func:`fit`, other data, another order or other initial weights. You may resume with more
+    epochs. Without a fixed seed the initial weights differ each time: set a seed, or pass
     ``strict=False``.
 
     Args:
@@ -108,12 +108,12 @@ def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, stri
     """Refuse the saved state of another training; ``own`` is the state of this one."""
     if missing := [name for name in ("model", "optimizer", *own) if name not in saved]:
         raise ValueError(f"the checkpoint has no {missing[0]!r}: it is not one of a training")
-    shapes, others = (
+    shapes, saved_shapes = (
         {name: getattr(x, "shape", None) for name, x in state["model"].items()}
         for state in (own, saved)
     )
-    for name in (*shapes, *others):
-        if name not in shapes or name not in others or shapes[name] != others[name]:
+    for name in shapes | saved_shapes:
+        if shapes.get(name, "absent") != saved_shapes.get(name, "absent"):
             raise ValueError(f"the checkpoint is of another model: {name!r} differs")
     for name in ("schedule", "penalty", "b_schedule"):
         if (own[name] is None) != (saved[name] is None):
@@ -133,31 +133,31 @@ def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, stri
 
 def _check_same(saved: Fingerprint, own: Fingerprint) -> None:
     """Refuse a different fingerprint, and name all differences."""
-    wrong = []
+    differences = []
     for name in own | saved:
         known, present = saved.get(name), own.get(name)
         if known != present:
             hashed = any(isinstance(v, str) and v.startswith("#") for v in (known, present))
-            wrong.append(f"other {name}" if hashed else f"{name} {known!r}, not {present!r}")
-    if wrong:
+            differences.append(f"other {name}" if hashed else f"{name} {known!r}, not {present!r}")
+    if differences:
         raise ValueError(
-            f"the checkpoint is of another training: {'; '.join(wrong)}. Remove the file or use "
-            "another path; Checkpoint(path, strict=False) resumes from it anyway"
+            f"the checkpoint is of another training: {'; '.join(differences)}. Remove the file or "
+            "use another path; Checkpoint(path, strict=False) resumes from it anyway"
         )
 
 
 def weights_fingerprint(model: nn.Module) -> str:
     """Hash of the clean weights of a model."""
-    made = filterfalse(is_lazy, bare(model).parameters())
-    return digest(local(clean_copy(p)) for p in made)
+    initialized = filterfalse(is_lazy, bare(model).parameters())
+    return digest(local(clean_copy(p)) for p in initialized)
 
 
 def options_fingerprint(optimizer: Optimizer, parts: Mapping[str, Any]) -> Fingerprint:
     """Options of an optimizer and of other parts of a training, at its beginning."""
     options: Fingerprint = {}
-    hidden = ("params", "lr", "b", "drawn", "auto", "initial_lr", "initial_b", *IMPLEMENTATION)
+    excluded = ("params", "lr", "b", "drawn", "auto", "initial_lr", "initial_b", *IMPLEMENTATION)
     for number, group in enumerate(optimizer.param_groups):
-        own = {key: value for key, value in group.items() if key not in hidden}
+        own = {key: value for key, value in group.items() if key not in excluded}
         own["number of parameters"] = len(group["params"])
         for key in ("lr", "b"):
             if key in group:
@@ -188,8 +188,7 @@ def _describe(thing: Any) -> Fingerprint:
         if key[:1] != "_" and key not in CHANGING and not isinstance(value, Tensor)
     }
     if is_partial:
-        tensors = {key: v for key, v in attributes.items() if isinstance(v, Tensor)}
-        hashes = {key: digest([tensor]) for key, tensor in tensors.items()}
+        hashes = {key: digest([v]) for key, v in attributes.items() if isinstance(v, Tensor)}
         return _describe(thing.func) | _plain(options) | hashes
     description = {"": getattr(thing, "__name__", type(thing).__name__)} | _plain(options)
     if isinstance(thing, nn.Module):

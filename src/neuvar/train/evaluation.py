@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import one_of
 from neuvar.measures.loss_and_accuracy import (
+    Loss,
     batch_weights,
     count_examples,
     counted_targets,
@@ -25,8 +26,6 @@ from neuvar.optim.noisy_parameters import held_clean
 from neuvar.optim.wrapper import Wrapper
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ def evaluate(
 ) -> Evaluation:
     """Measure loss and accuracy in evaluation mode, then restore the modes of all modules.
 
-    The weights are clean, except inside of ``optimizer.perturbed()``. Labels that the loss ignores,
+    The weights are clean, except inside ``optimizer.perturbed()``. Labels that the loss ignores,
     such as -100, are left out of loss and accuracy; see :func:`neuvar.neural_variability`.
 
     Args:
@@ -91,11 +90,11 @@ def evaluate(
             correct.append(hits if mask is None else hits[mask.cpu()])
     if not predictions:
         raise ValueError("batches is empty; an evaluation needs at least one example")
-    every, hits = torch.cat(predictions), torch.cat(correct)
+    predicted, hits = torch.cat(predictions), torch.cat(correct)
     if not hits.numel():
         raise ValueError("the loss ignores all labels in batches")
     mean = weighted_mean(losses, torch.stack(weights).cpu())
-    return Evaluation(mean, hits.double().mean().item(), every, len(every))
+    return Evaluation(mean, hits.double().mean().item(), predicted, len(predicted))
 
 
 def device_of(model: nn.Module) -> torch.device:

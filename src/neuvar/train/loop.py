@@ -23,6 +23,7 @@ from neuvar._validate import integer
 from neuvar.baselines import SAM
 from neuvar.continual import SI, Penalty
 from neuvar.measures.loss_and_accuracy import (
+    Loss,
     are_classes,
     batch_weights,
     counted_targets,
@@ -41,12 +42,12 @@ from neuvar.train.checkpoint import (
     options_fingerprint,
     weights_fingerprint,
 )
-from neuvar.train.evaluation import Loss, autocast, clean_weights, device_of
+from neuvar.train.evaluation import autocast, clean_weights, device_of
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Observe = Callable[[tuple[Tensor, ...], Tensor], None]
 CHECK_EVERY = 20
-"""The loss is checked to be finite every so many batches: each check waits for the device."""
+"""Batches between two checks that the loss is finite; each check waits for the device."""
 
 _TRAINED: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 """Hashes of a model's weights before and after its training in this process."""
@@ -141,7 +142,7 @@ def fit(
         checkpoint: file to save to; resumes if it exists.
         observe: called as ``observe(batch, scores)`` for every training batch, with the scores of
             the perturbed network.
-        progress: called with the share of all steps that are done.
+        progress: called with the finished fraction of all steps.
         writer: has TensorBoard's ``add_scalar(tag, value, step)``.
 
     >>> from neuvar.data import Batches, mnist_excerpt
@@ -217,9 +218,9 @@ class Loop:
             raise ValueError("batches is empty; a training needs at least one")
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ValueError("schedule must not need a metric, got ReduceLROnPlateau")
-        given: Any = self.b_schedule
-        fits = isinstance(given, BSchedule) and given.optimizer is self.optimizer
-        if given is not None and not fits:
+        b_schedule: Any = self.b_schedule
+        fits = isinstance(b_schedule, BSchedule) and b_schedule.optimizer is self.optimizer
+        if b_schedule is not None and not fits:
             raise ValueError("b_schedule must be a BSchedule of the same optimizer")
         if isinstance(self.penalty, SI) and isinstance(self.optimizer, SAM):
             raise ValueError("penalty SI needs one gradient per step, but SAM takes two")
@@ -373,7 +374,7 @@ class Loop:
 
     def _add_to_sums(self, value: Tensor, scores: Tensor, labels: Tensor) -> None:
         weight, number = batch_weights(self.loss, scores, labels).to(self.device).unbind()
-        # A mean over no labels, if the loss ignores all of the batch, is nan.
+        # If the loss ignores all labels of the batch, their mean is nan.
         total = torch.where(weight == 0, weight, value * weight)
         if are_classes(scores, labels):
             used, correct = counted_targets(self.loss, scores, labels), scores.argmax(1) == labels

@@ -1,4 +1,4 @@
-"""What is done before a training: checks, a clean copy of the model, and the batch size."""
+"""Before a training: check the model, copy it at clean weights, choose the batch size."""
 
 from __future__ import annotations
 

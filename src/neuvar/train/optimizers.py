@@ -73,7 +73,7 @@ def make_optimizer(
 
     Args:
         name: one of :data:`OPTIMIZERS`.
-        params: a model, which then has clean weights except in training passes, or parameters.
+        params: a model, whose weights are then clean except in training passes, or parameters.
         lr: learning rate.
         momentum: of SGD, also inside NVRM or SAM, and of PSGD and SGLD.
         weight_decay: added to the gradient; decoupled for AdamW.

@@ -20,10 +20,10 @@ from neuvar import data as data_
 from neuvar._batches import Batches, Generators, feed_batch, length, to_device
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
+from neuvar.measures.loss_and_accuracy import Loss
 from neuvar.measures.variability import Curve, neural_variability, variability_curve
 from neuvar.optim import NVRM
 from neuvar.optim.auto_b import LEAST, SHARE
-from neuvar.train.evaluation import Loss
 from neuvar.train.model_setup import avoid_single, check_trainable, copy_clean
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class FoundB:
         curve: loss against b, after the short training.
         first: the loss before the short training.
         steps: the number of steps of the short training.
-        because: why this b, in a sentence.
+        because: a sentence that explains the choice.
     """
 
     b: float
@@ -103,9 +103,9 @@ def find_b(
         epochs: number of epochs of the real training.
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
             learning rate of 0.1 and a momentum of 0.9 by default.
-        batch_size: of a pair or a split; increased if the last batch would have one example.
+        batch_size: for a pair or a split; increased if the last batch would have one example.
         noise: noise distribution.
-        seed: seed of noise, order and dropout.
+        seed: seed of the noise, the order of the data, and dropout.
 
     >>> from neuvar.data import mnist_excerpt
     >>> from neuvar.models import mlp
@@ -186,7 +186,7 @@ def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batc
 
 
 def _is_numeric(part: Any) -> bool:
-    """Whether this is a tensor, an array or a nested list of numbers, and not a list of tensors."""
+    """Whether this is a tensor, an array or a nested list of numbers; a list of tensors is not."""
     if not isinstance(part, (tuple, list)):
         return isinstance(part, (Tensor, np.ndarray))
     return all(
@@ -304,7 +304,7 @@ def _choose(curve: Curve, first: float) -> tuple[float, str]:
             b = math.exp(before[0] + share * (middle - before[0]))
             return b, (
                 f"the loss had fallen from {first:.3g} to {losses[0]:.3g} at little noise; above "
-                f"b = {b:.2g} the loss would rise by more than {limit:.2g} for each e-fold of b"
+                f"b = {b:.2g} it would rise by more than {limit:.2g} when b grows by a factor of e"
             )
         before = (middle, excess)
     return curve.b[-1], f"noise up to b = {curve.b[-1]:.2g}, the largest measured, costs little"

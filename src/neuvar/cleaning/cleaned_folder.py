@@ -1,0 +1,157 @@
+"""Write the images of a folder again, in subfolders named by their cleaned labels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from neuvar._atomic import creating_folder
+from neuvar.cleaning.examples import Examples
+from neuvar.cleaning.score import Array
+
+
+@dataclass(frozen=True)
+class CleanedFolder:
+    """The folder that :func:`write_cleaned_folder` wrote.
+
+    Attributes:
+        path: the folder.
+        moved: number of images in another class than before.
+        renamed: old and new path of each image whose name was taken in its new class.
+        linked: number of images that are hard links.
+        copied: number of images that are copies.
+    """
+
+    path: Path
+    moved: int
+    renamed: dict[str, str]
+    linked: int
+    copied: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"{n:,} {what}" for n, what in ((self.linked, "links"), (self.copied, "copies")) if n
+        ]
+        text = f"{self.path}, {' and '.join(parts)}, {self.moved:,} in another class"
+        if not self.renamed:
+            return text
+        shown = [f"{old} is {new}" for old, new in list(self.renamed.items())[:5]]
+        more = ", …" * (len(self.renamed) > 5)
+        return f"{text}; {len(self.renamed):,} renamed, names were taken: {', '.join(shown)}{more}"
+
+
+def check_cleaned_folder(target: Path, data: Path, out: Path) -> None:
+    """Refuse a folder that is not empty, or that overlaps with the data or the results."""
+    option, where = "--cleaned-folder", target.resolve()
+    if not data.is_dir():
+        raise ValueError(f"{option} is for folders of images, got {data}")
+    # A class may be a link to a folder elsewhere.
+    sources = [data.resolve(), *(path.resolve() for path in data.iterdir() if path.is_dir())]
+    for other, name in [*((path, data) for path in sources), (out.resolve(), f"--out {out}")]:
+        if where == other or other in where.parents or where in other.parents:
+            raise ValueError(f"{option} must not overlap with {name}, got {target}")
+    if where.exists() and not where.is_dir():
+        raise ValueError(f"{option} must be a folder, {target} is a file")
+    if where.exists() and any(where.iterdir()):
+        raise ValueError(f"{option} must be a new or an empty folder, {target} is not empty")
+    if where == Path.cwd() or where.is_mount():
+        raise ValueError(f"{option} must be a folder that can be replaced, got {target}")
+
+
+def write_cleaned_folder(
+    target: Path, data: Path, examples: Examples, labels: Array, *, link: bool = False
+) -> CleanedFolder:
+    """Copy or hard-link the images of a folder into subfolders named like their labels.
+
+    The folder is written completely or not at all; the data are not changed. Where no hard link is
+    possible, such as on another disk, the image is copied.
+    """
+    names = examples.names
+    for name in names:
+        if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
+            raise ValueError(f"--cleaned-folder needs classes that can be folders, got {name!r}")
+    origins, paths = _split(examples.files, names)
+    wanted = [names[label] for label in labels]
+    places = assign_places(paths, wanted, origins)
+    linked = 0
+    with creating_folder(target) as folder:
+        for name in names:
+            try:
+                (folder / name).mkdir()
+            except FileExistsError:
+                raise ValueError(
+                    f"--cleaned-folder cannot have a folder for {name!r}: on this disk it is the "
+                    "same as that of another class"
+                ) from None
+        for file, place in zip(examples.files, places, strict=True):
+            new = folder / place
+            new.parent.mkdir(parents=True, exist_ok=True)
+            old = (data / file).resolve()  # a link to a file becomes a file
+            if link and _hard_link(old, new):
+                linked += 1
+            else:
+                shutil.copy2(old, new)
+    plain = [f"{name}/{path}" for name, path in zip(wanted, paths, strict=True)]
+    return CleanedFolder(
+        path=target,
+        moved=sum(a not in (None, b) for a, b in zip(origins, wanted, strict=True)),
+        renamed={
+            file: place
+            for file, place, first in zip(examples.files, places, plain, strict=True)
+            if place != first
+        },
+        linked=linked,
+        copied=len(places) - linked,
+    )
+
+
+def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
+    """Class folder of each file, and its path below that folder.
+
+    If a first folder is not a class, as with labels from a CSV file, no file has a class folder.
+    """
+    parts, known = [file.partition("/") for file in files], set(names)
+    if all(below and first in known for first, _, below in parts):
+        return [first for first, _, _ in parts], [below for _, _, below in parts]
+    return [None] * len(files), list(files)
+
+
+def assign_places(
+    paths: Sequence[str], classes: Sequence[str], origins: Sequence[str | None]
+) -> list[str]:
+    """New path of each image in the folder of its class; images that stay in a class keep theirs.
+
+    Names that differ only in case count as equal, because some file systems ignore case.
+
+    >>> assign_places(["1.png", "1.png"], ["dog", "dog"], ["cat", "dog"])
+    ['dog/1-from-cat.png', 'dog/1.png']
+    """
+    taken: set[str] = set()
+    places = [""] * len(paths)
+    stays = [a == b for a, b in zip(origins, classes, strict=True)]
+    for i in sorted(range(len(paths)), key=lambda i: not stays[i]):
+        path, count = PurePosixPath(classes[i], paths[i]), 1
+        place, origin = path, f"-from-{origins[i]}" if origins[i] and not stays[i] else ""
+        while _same_on_any_disk(str(place)) in taken:
+            number = f"-{count}" if count > 1 or not origin else ""
+            place, count = path.with_name(f"{path.stem}{origin}{number}{path.suffix}"), count + 1
+        taken.add(_same_on_any_disk(str(place)))
+        places[i] = str(place)
+    return places
+
+
+def _same_on_any_disk(name: str) -> str:
+    """The same text for names that some file system takes for one."""
+    return unicodedata.normalize("NFC", name.casefold())
+
+
+def _hard_link(old: Path, new: Path) -> bool:
+    try:
+        os.link(old, new)
+    except OSError:
+        return False  # another disk, or one without hard links
+    return True
