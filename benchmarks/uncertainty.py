@@ -8,10 +8,11 @@ mean of the weights after each of the last epochs), and an ensemble of three net
 times the cost. Predictions are made as their authors do: at the clean weights, with the mean over
 32 draws of noise (NVRM), of dropout (MC dropout), of IVON's posterior, or over the ensemble.
 
-The settings of an arm are chosen by the log loss of held-out images, with a seed that is not
-reported. Finished runs are skipped, so the same command continues. One line per run in
-results/uncertainty.jsonl, tables in results/uncertainty.md and docs/how-sure.md, figures in
-docs/pictures.
+Settings are chosen by the log loss of held-out images, with a seed that is not reported: first the
+weight decay of plain training, which all arms use, then the setting of each arm. Held-out images
+also give the temperature by which all predictions are scaled, as a second result. Finished runs are
+skipped, so the same command continues. One line per run in results/uncertainty.jsonl, tables in
+results/uncertainty.md and docs/how-sure.md, figures in docs/pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,9 @@ CHOICE_SEED = 1000
 DRAWS = 32
 BITS = (8, 7, 6, 5, 4, 3, 2)
 COVERAGES = tuple(k / 20 for k in range(4, 21))
+TEMPERATURES = torch.logspace(-2, 2, 161, base=2, dtype=torch.float64)
+WEIGHT_IMAGES = 4000
+"""Test images for the accuracy at rounded, flipped or noisy weights."""
 SWA_SHARE = 0.25
 """Share of the epochs at the end over which SWA averages."""
 
@@ -119,10 +123,10 @@ def _grid(**options: tuple[float, ...]) -> tuple[dict[str, float], ...]:
 
 ARMS = {
     "plain": Arm("plain", _grid(weight_decay=(0.0, 1e-4, 1e-3))),
-    "nvrm": Arm("NVRM", _grid(b=(0.01, 0.02, 0.03, 0.05, 0.07))),
+    "nvrm": Arm("NVRM", _grid(b=(0.003, 0.01, 0.02, 0.03, 0.05))),
     "dropout": Arm("dropout", _grid(dropout=(0.2, 0.5))),
     "sam": Arm("SAM", _grid(rho=(0.02, 0.05, 0.1, 0.2))),
-    "ivon": Arm("IVON", _grid(ivon_lr=(0.1, 0.3), hess_init=(0.1, 0.5))),
+    "ivon": Arm("IVON", _grid(ivon_lr=(0.2, 0.4), hess_init=(0.5, 1.0))),
     "swa": Arm("SWA", same_as="plain"),
     "ensemble": Arm("ensemble of three", networks=3, same_as="plain"),
 }
@@ -160,12 +164,12 @@ def network(row: Row, dropout: float, seed: int) -> nn.Module:
 def optimizer_for(
     row: Row, arm: str, model: nn.Module, setting: dict[str, float], seed: int
 ) -> Any:
-    options: dict[str, Any] = {"lr": row.lr, "weight_decay": setting.get("weight_decay", 1e-4)}
+    options: dict[str, Any] = {"lr": row.lr, "weight_decay": setting["weight_decay"]}
     if arm == "ivon":
         from ivon import IVON
 
-        how = {"lr": setting["ivon_lr"], "hess_init": setting["hess_init"]}
-        return IVON(model.parameters(), ess=row.images, weight_decay=1e-4, **how)
+        options |= {"lr": setting["ivon_lr"], "hess_init": setting["hess_init"]}
+        return IVON(model.parameters(), ess=row.images, **options)
     if row.optimizer == "sgd":
         options["momentum"] = 0.9
     if arm == "nvrm":
@@ -323,10 +327,23 @@ class Scores(nn.Module):
         return self.predict(x).clamp(min=1e-300).log()
 
 
+def scale(p: Tensor, temperature: float) -> Tensor:
+    """Probabilities at another temperature."""
+    return (p.clamp(min=1e-300).log() / temperature).softmax(1)
+
+
+def best_temperature(p: Tensor, labels: Tensor) -> float:
+    """The temperature with the lowest log loss."""
+    losses = [measures.log_loss(scale(p, float(t)), labels, logits=False) for t in TEMPERATURES]
+    return float(TEMPERATURES[min(range(len(losses)), key=lambda k: losses[k].mean)])
+
+
 def measure_prediction(predict: Predictor, cheap: Predictor, data: Images) -> dict[str, Any]:
     """Numbers of one way to predict; corruptions with fewer draws."""
     row, (x, y) = data.row, data.test
     p = predict(x)
+    temperature = best_temperature(predict(data.held_out[0]), data.held_out[1])
+    scaled = scale(p, temperature)
     entropy = torch.special.entr(p).sum(1)
     strange = torch.special.entr(predict(data.strange)).sum(1)
     calibration = measures.calibration_error(p, y, logits=False)
@@ -343,6 +360,9 @@ def measure_prediction(predict: Predictor, cheap: Predictor, data: Images) -> di
         "calibration_floor": calibration.floor,
         "log_loss": measures.log_loss(p, y, logits=False).mean,
         "brier": measures.brier_score(p, y, logits=False).mean,
+        "temperature": temperature,
+        "scaled_calibration_error": measures.calibration_error(scaled, y, logits=False).value,
+        "scaled_log_loss": measures.log_loss(scaled, y, logits=False).mean,
         "selective_area": selective.area,
         "selective_80": selective.at(0.8).value,
         "strange_auroc": measures.ood_auroc(entropy, strange).value,
@@ -354,7 +374,7 @@ def measure_prediction(predict: Predictor, cheap: Predictor, data: Images) -> di
 
 def measure_weights(model: nn.Module, data: Images) -> dict[str, Any]:
     """Numbers of a network at its clean weights."""
-    row, test = data.row, data.test
+    row, test = data.row, (data.test[0][:WEIGHT_IMAGES], data.test[1][:WEIGHT_IMAGES])
     some = slice(0, row.attacked)
     attacked = measures.adversarial_accuracy(
         model, (data.pixels[some], test[1][some]), epsilon=row.epsilon, transform=data.normalize
@@ -416,26 +436,23 @@ def key(run: dict[str, Any]) -> str:
     return json.dumps(run, sort_keys=True)
 
 
-def choice_runs(row: Row) -> Iterator[dict[str, Any]]:
-    """Runs that choose the settings of the arms that have some."""
-    for name, arm in ARMS.items():
-        for setting in arm.grid if len(arm.grid) > 1 else ():
-            common = {"row": row.name, "arm": name, "setting": setting}
-            yield common | {"seed": CHOICE_SEED, "choice": True}
+def choice_runs(row: Row, name: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs that choose the setting of an arm. All arms have the weight decay of plain training."""
+    arm, decay = ARMS[name], {} if name == "plain" else chosen(row, "plain", lines)
+    settings = [setting | decay for setting in arm.grid] if len(arm.grid) > 1 else []
+    common = {"row": row.name, "arm": name, "seed": CHOICE_SEED, "choice": True}
+    return [common | {"setting": setting} for setting in settings]
 
 
 def chosen(row: Row, name: str, lines: list[dict[str, Any]]) -> dict[str, float]:
     """The setting with the lowest held-out log loss of the arm's own way to predict."""
-    arm = ARMS[name]
-    if arm.same_as:
-        return chosen(row, arm.same_as, lines)
+    if same_as := ARMS[name].same_as:
+        return chosen(row, same_as, lines)
+    planned = {key(run) for run in choice_runs(row, name, lines)}
     tried = [  # an infinite loss is recorded as null
         (list(line["held_out"].values())[-1] or math.inf, line["run"]["setting"])
         for line in lines
-        if line["run"]["row"] == row.name
-        and line["run"]["arm"] == name
-        and line["run"]["choice"]
-        and line["status"] == "finished"
+        if key(line["run"]) in planned and line["status"] == "finished"
     ]
     return min(tried, key=lambda pair: pair[0])[1]
 
@@ -450,9 +467,31 @@ def reported_runs(row: Row, lines: list[dict[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
-def run_missing(runs: Any, results: Results, rows: dict[str, Row]) -> None:
-    for run in runs:
-        if results.recorded(key(run)) is None:
+def missing(runs: list[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
+    return [run for run in runs if results.recorded(key(run)) is None]
+
+
+def all_lines(results: Results) -> list[dict[str, Any]]:
+    return list(results.lines().values())
+
+
+def left_runs(row: Row, results: Results) -> list[dict[str, Any]]:
+    """The next runs: choices for plain training, choices for the other arms, or reported runs."""
+    if left := missing(choice_runs(row, "plain", []), results):
+        return left
+    lines = all_lines(results)
+    choices = [run for name in ARMS for run in choice_runs(row, name, lines)]
+    return missing(choices, results) or missing(reported_runs(row, lines), results)
+
+
+def run_row(row: Row, rows: dict[str, Row], results: Results, seeds: list[int] | None) -> None:
+    """Run what is left of a row."""
+    while left := left_runs(row, results):
+        if seeds and not left[0]["choice"]:
+            left = [run for seed in seeds for run in left if run["seed"] == seed]
+        if not left:
+            return
+        for run in missing(left, results):
             print("started", *run.values(), flush=True)
             line = run_one(run, rows)
             results.add(line)
@@ -474,27 +513,12 @@ def main() -> None:
     results = Results(options.results / "uncertainty.jsonl")
     for name in options.rows:
         if not (options.left or options.table):
-            run_missing(choice_runs(rows[name]), results, rows)
-            lines = list(results.lines().values())
-            reported = reported_runs(rows[name], lines)
-            if options.seeds:
-                reported = [
-                    run for seed in options.seeds for run in reported if run["seed"] == seed
-                ]
-            run_missing(reported, results, rows)
-        missing = [run for run in choice_runs(rows[name]) if results.recorded(key(run)) is None]
-        if not missing:
-            lines = list(results.lines().values())
-            missing = [
-                run
-                for run in reported_runs(rows[name], lines)
-                if results.recorded(key(run)) is None
-            ]
-        print(f"{name}: {len(missing)} runs left", flush=True)
+            run_row(rows[name], rows, results, options.seeds)
+        print(f"{name}: at least {len(left_runs(rows[name], results))} runs left", flush=True)
     if not options.left:
         from uncertainty_tables import fill_guide, pictures, tables
 
-        lines = list(results.lines().values())
+        lines = all_lines(results)
         text = tables(lines, rows)
         (options.results / "uncertainty.md").write_text(text, encoding="utf-8")
         pictures(lines, rows, options.pictures)

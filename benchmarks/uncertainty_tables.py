@@ -28,11 +28,13 @@ PREDICTION_COLUMNS = {
     "calibration_error": ("calibration error", 1, 4),
     "log_loss": ("log loss", 1, 3),
     "brier": ("Brier score", 1, 4),
+    "scaled_calibration_error": ("calibration error, temperature scaled", 1, 4),
+    "scaled_log_loss": ("log loss, temperature scaled", 1, 3),
     "selective_80": ("accuracy at 80 % coverage, %", 100, 1),
     "strange_auroc": ("AUROC, OOD inputs", 1, 3),
     "corrupted": ("accuracy on corrupted images, %", 100, 1),
 }
-JUDGED = ("calibration_error", "log_loss")
+JUDGED = ("calibration_error", "log_loss", "scaled_calibration_error", "scaled_log_loss")
 BEGIN, END = "<!-- made by benchmarks/uncertainty.py -->", "<!-- end -->"
 
 Lines = list[dict[str, Any]]

@@ -16,6 +16,7 @@ from neuvar.engine import Results
 ROW = replace(
     uncertainty.tiny(uncertainty.ROWS["mnist"]), data="mnist-excerpt", strange="mnist-excerpt"
 )
+DECAY = {"weight_decay": 1e-4}
 
 
 def run(arm, setting, **changes):
@@ -27,7 +28,8 @@ def run(arm, setting, **changes):
     [("plain", ["clean"]), ("nvrm", ["clean", "averaged"]), ("dropout", ["clean", "averaged"])],
 )
 def test_one_run(arm, ways):
-    line = uncertainty.run_one(run(arm, uncertainty.ARMS[arm].grid[0]), {"mnist": ROW})
+    setting = DECAY | uncertainty.ARMS[arm].grid[0]
+    line = uncertainty.run_one(run(arm, setting), {"mnist": ROW})
     assert line["status"] == "finished"
     assert list(line["predictions"]) == list(line["held_out"]) == ways
     assert all(0 <= own["accuracy"] <= 1 for own in line["predictions"].values())
@@ -37,7 +39,7 @@ def test_one_run(arm, ways):
 def test_arms_take_equally_many_gradients():
     data = uncertainty.Images(replace(ROW, epochs=4))
     gradients = {
-        arm: uncertainty.train(data.row, arm, setting, 0, data).gradients
+        arm: uncertainty.train(data.row, arm, setting | DECAY, 0, data).gradients
         for arm, setting in (
             ("plain", {}), ("nvrm", {"b": 0.01}), ("sam", {"rho": 0.05}), ("swa", {}),
         )
@@ -67,29 +69,61 @@ def test_swa_is_the_mean_of_the_last_epochs(monkeypatch):
 
     monkeypatch.setattr(torch.optim.swa_utils.AveragedModel, "update_parameters", update)
     data = uncertainty.Images(replace(ROW, epochs=8))
-    model = uncertainty.train(data.row, "swa", {}, 0, data).model
+    model = uncertainty.train(data.row, "swa", DECAY, 0, data).model
     assert len(seen) == 2
     for p, *parts in zip(model.parameters(), *seen, strict=True):
         assert torch.allclose(p, torch.stack(parts).mean(0), atol=1e-6)
 
 
+def choice_line(arm, setting, held_out, **changes):
+    own = {"row": "mnist", "arm": arm, "setting": setting, "seed": 1000, "choice": True}
+    return {"run": own, "status": "finished", "held_out": held_out} | changes
+
+
+PLAIN = [
+    choice_line("plain", {"weight_decay": decay}, {"clean": loss})
+    for decay, loss in ((0.0, 0.3), (1e-4, 0.2), (1e-3, 0.4))
+]
+
+
 def test_settings_are_chosen_by_the_arms_own_prediction():
-    def line(b, clean, averaged):
+    def line(b, clean, averaged, decay=1e-4, **changes):
         losses = {"clean": clean, "averaged": averaged}
-        own = run("nvrm", {"b": b}, seed=1000, choice=True)
-        return {"run": own, "status": "finished", "held_out": losses}
+        return choice_line("nvrm", {"b": b, "weight_decay": decay}, losses, **changes)
 
-    lines = [line(0.1, 0.1, 0.5), line(0.2, 0.3, 0.4), line(0.3, 0.01, None)]
-    lines.append({"run": run("nvrm", {"b": 0.4}, choice=True), "status": "diverged"})
-    assert uncertainty.chosen(ROW, "nvrm", lines) == {"b": 0.2}
+    lines = [*PLAIN, line(0.01, 0.1, 0.5), line(0.02, 0.3, 0.4), line(0.03, 0.01, None)]
+    lines.append(line(0.05, 0.0, 0.0, status="diverged"))
+    lines.append(line(0.05, 0.0, 0.0, decay=0.0))  # not the weight decay of plain training
+    assert uncertainty.chosen(ROW, "nvrm", lines) == {"b": 0.02, "weight_decay": 1e-4}
 
 
-def test_reported_runs_have_every_arm_and_seed():
-    lines = [
-        {"run": own, "status": "finished", "held_out": {"clean": 0.1}}
-        for own in uncertainty.choice_runs(ROW)
-    ]
-    runs = uncertainty.reported_runs(ROW, lines)
+def test_all_arms_have_the_weight_decay_of_plain_training():
+    for arm in uncertainty.ARMS:
+        for own in uncertainty.choice_runs(ROW, arm, PLAIN) if arm != "plain" else ():
+            assert own["setting"]["weight_decay"] == 1e-4
+
+
+def test_temperature_scaling_undoes_overconfidence():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, 5, generator=generator, dtype=torch.float64)
+    labels = logits.softmax(1).multinomial(1, generator=generator).squeeze(1)
+    overconfident = (2.5 * logits).softmax(1)
+    temperature = uncertainty.best_temperature(overconfident, labels)
+    assert temperature == pytest.approx(2.5, rel=0.1)
+    assert torch.allclose(uncertainty.scale(overconfident, 2.5), logits.softmax(1))
+
+
+def test_runs_come_in_order_and_have_every_arm_and_seed(tmp_path):
+    results = Results(tmp_path / "lines.jsonl")
+    seen = []
+    while left := uncertainty.left_runs(ROW, results):
+        seen.append(left)
+        for own in left:
+            line = {"run": own, "status": "finished", "held_out": {"clean": 0.1}}
+            results.add({"key": uncertainty.key(own)} | line)
+    plain, others, runs = seen
+    assert {own["arm"] for own in plain} == {"plain"}
+    assert all(own["choice"] for own in plain + others)
     assert len(runs) == len(uncertainty.ARMS) * len(ROW.seeds)
     assert {own["arm"] for own in runs} == set(uncertainty.ARMS)
     assert len({uncertainty.key(own) for own in runs}) == len(runs)
