@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -325,14 +326,18 @@ class TestControl:
             optimizer.step()
             assert optimizer.param_groups[0]["b"] == b
 
+    @pytest.mark.parametrize("factor", [1, 3])
     @pytest.mark.parametrize("known", [True, False])
     @pytest.mark.parametrize(
         "how", ["divided first", "divided later", "scaled", "clipped", "closure"]
     )
-    def test_micro_batches_scaling_and_clipping_make_no_difference(self, how, known):
+    def test_micro_batches_scaling_and_clipping_make_no_difference(self, how, known, factor):
+        """Also if the initial weights are too large, so that the first loss is taken later."""
         found = []
-        for parts in (1, 4):
+        for parts in (1, 8):
             model, x, y = problem()
+            with torch.no_grad():
+                model[2].weight *= factor
             optimizer = NVRMSGD(model if known else model.parameters(), lr=0.1, b="auto")
             scaler = torch.amp.GradScaler("cpu", enabled=how == "scaled", growth_interval=10)
 
@@ -357,6 +362,7 @@ class TestControl:
                 scaler.update()
             control = AutoB(*optimizer.param_groups[0]["auto"])
             found.append([optimizer.param_groups[0]["b"], control.first, control.loss])
+            assert control.begun
         assert found[0] == pytest.approx(found[1], rel=1e-3)
 
     def test_a_closure_with_several_backward_passes_and_one_loss_is_refused(self):
@@ -405,6 +411,28 @@ class TestControl:
         cross_entropy(model(x[:32]), y[:32]).backward()
         with pytest.raises(RuntimeError, match="gradients of one that was not reported"):
             optimizer.report_loss(cross_entropy(model(x[32:]), y[32:]))
+
+    @pytest.mark.parametrize("reported", [(0,), (0, 1, 2, 3), (0, 2, 4, 6)])
+    @pytest.mark.parametrize("closure", [True, False])
+    def test_only_some_micro_batches_reported_are_refused(self, reported, closure):
+        model, x, y = problem()
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        weights = [p.detach().clone() for p in model.parameters()]
+
+        def gradients():
+            for k, rows in enumerate(torch.arange(64).split(8)):
+                loss = cross_entropy(model(x[rows]), y[rows]) / 8
+                if k in reported:
+                    optimizer.report_loss(loss)
+                loss.backward()
+            return loss
+
+        step = partial(optimizer.step, gradients) if closure else optimizer.step
+        if not closure:
+            gradients()
+        with pytest.raises(RuntimeError, match="on more losses than were reported"):
+            step()
+        assert all(map(torch.equal, model.parameters(), weights))
 
     def test_a_loss_whose_gradient_is_taken_twice_counts_once(self):
         model, x, y = problem()

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ class AutoB(NamedTuple):
         new_weight: sum of the weights of these losses in the gradient.
         new_cost: inner product of the noise with the gradient.
         new_loss: weighted sum of these losses.
-        new_size: largest θ·g of a tensor, while ``first`` is not known.
+        new_sizes: θ·g of each tensor, while ``first`` is not known.
     """
 
     drawn: int = 0
@@ -113,7 +114,7 @@ class AutoB(NamedTuple):
     new_weight: float = 0.0
     new_cost: float = 0.0
     new_loss: float = 0.0
-    new_size: float = 0.0
+    new_sizes: tuple[float, ...] = ()
 
     @property
     def due(self) -> bool:
@@ -133,12 +134,15 @@ class AutoB(NamedTuple):
             new_weight=self.new_weight + weight,
             new_loss=self.new_loss + loss,
             new_cost=self.new_cost + cost,
-            new_size=max([self.new_size, *map(float, reports.sizes)]),
+            new_sizes=tuple(
+                old + float(new)
+                for old, new in zip_longest(self.new_sizes, reports.sizes, fillvalue=0)
+            ),
         )
 
     def reset(self) -> AutoB:
         """Drop the reports for the next step."""
-        return self._replace(reported=0, new_weight=0.0, new_cost=0.0, new_loss=0.0, new_size=0.0)
+        return self._replace(reported=0, new_weight=0.0, new_cost=0.0, new_loss=0.0, new_sizes=())
 
     def update(self, cost: float, loss: float, size: float = 0.0) -> AutoB:
         """Update the running means."""
@@ -209,13 +213,11 @@ class Reports:
         self.backwards: Counter[int] = Counter()
         self.sums: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
         self.sizes: list[Any] = []
-        self._weight: Any = 1.0
 
     def add(self, loss: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add a loss whose backward pass has begun."""
         self.count += 1
         wide = [x.detach().double() if isinstance(x, Tensor) else float(x) for x in (loss, weight)]
-        self._weight = wide[1]
         self.sums[0].append(wide[1])
         self.sums[1].append(wide[1] * wide[0])
 
@@ -242,11 +244,18 @@ class Reports:
             if p in eps:
                 self.sums[2].append(inner_product(eps[p], g.detach()))
             if sizes:
-                self.sizes.append((p.detach().float() * g.detach().float()).sum() / self._weight)
+                self.sizes += [0.0] * (index + 1 - len(self.sizes))
+                self.sizes[index] += (p.detach().float() * g.detach().float()).sum().double()
 
         for index, p in enumerate(params):
             if p.requires_grad:
                 self._hooks.append(p.register_hook(partial(on_gradient, index, p)))
+
+    @property
+    def unreported(self) -> int:
+        """Number of backward passes without a report, since the first report of the step."""
+        # The least, because checkpointed segments that share a weight compute several gradients.
+        return max(0, min(self.backwards.values(), default=0) - self.count)
 
     def __del__(self) -> None:
         self.close()

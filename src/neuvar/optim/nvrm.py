@@ -325,13 +325,18 @@ class NVRM(Wrapper):
     def _control_b(self) -> None:
         """Update b every few steps, from the cost of noise and what has been learned."""
         groups = self._auto_groups()
-        waiting = self._reports.waiting
+        waiting, unreported = self._reports.waiting, self._reports.unreported
         self._read_reports()
         control, drawn = AutoB(*groups[0]["auto"]), Draw(*self._options["drawn"])
         if waiting or not control.reported:
             raise RuntimeError(
                 'b="auto" needs the loss: call optimizer.report_loss(loss) before loss.backward(), '
                 "or give step() a closure that returns it"
+            )
+        if unreported:
+            raise RuntimeError(
+                'b="auto" needs all losses of a step, but backward() was called on more losses '
+                "than were reported; call optimizer.report_loss(loss) before each backward()"
             )
         if (drawn.number, drawn.sign) != (control.drawn, 1):
             raise RuntimeError(
@@ -343,7 +348,8 @@ class NVRM(Wrapper):
             # Weights other than 1 are those of a gradient scaler or of micro-batches.
             plain = control.new_weight == control.reported
             looks, weight = control.looks, 1.0 if plain else control.new_weight
-            new = control.new_cost / weight, control.new_loss / weight, control.new_size
+            size = max(0.0, *control.new_sizes) if control.new_sizes else 0.0
+            new = control.new_cost / weight, control.new_loss / weight, size / weight
             control = control.update(*self._agreed(*new))
             b = control.applied(b) if control.looks > looks else b
         control = control.reset()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
