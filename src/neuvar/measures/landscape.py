@@ -144,17 +144,17 @@ class Landscape(PerturbedModel):
             raise ValueError("data has no target that counts: the loss ignores all of them")
         self.largest_batch, self.precision = max(sizes), torch.finfo(values[0][0].dtype).eps
         self.weights = torch.stack(weights).cpu()
-        return self._mean(values)
+        return self._means(values)[0]
 
     def _loss_and_accuracy(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         loss = scalar(self.loss(half_to_float(outputs), targets))
         return loss, batch_accuracy(outputs, targets, counted_targets(self.loss, outputs, targets))
 
-    def _mean(self, values: Sequence[tuple[Tensor, Tensor]]) -> LossAndAccuracy:
-        """Mean over all batches."""
-        losses, accuracies = map(list, zip(*values, strict=True))
-        loss = weighted_mean(losses, self.weights[:, 0])
-        return LossAndAccuracy(loss, weighted_mean(accuracies, self.weights[:, 1]))
+    def _means(self, values: Sequence[tuple[Tensor, Tensor]]) -> list[LossAndAccuracy]:
+        """Means over all batches, for each model."""
+        columns = zip(zip(*values, strict=True), self.weights.unbind(1), strict=True)
+        means = (weighted_mean(column, weights).view(-1).tolist() for column, weights in columns)
+        return list(map(LossAndAccuracy, *means))
 
     @property
     def rounding(self) -> float:
@@ -219,6 +219,5 @@ class Landscape(PerturbedModel):
         # If the data changed, evaluate() reports it.
         if values is None or len(values) != len(self.weights):
             return []
-        models = range(len(numbers) * len(signs))
-        means = [self._mean([(loss[k], hits[k]) for loss, hits in values]) for k in models]
-        return [means[k : k + len(signs)] for k in models[:: len(signs)]]
+        means = self._means(values)
+        return [means[k : k + len(signs)] for k in range(0, len(means), len(signs))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -134,10 +134,10 @@ def half_to_float(outputs: Any) -> Any:
     return outputs
 
 
-def weighted_mean(values: list[Tensor], weights: Tensor) -> float:
+def weighted_mean(values: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Mean over batches; values with weight 0 may be nan."""
-    stacked, used = torch.stack(values).detach().cpu().double(), weights > 0
-    return float(stacked[used] @ weights[used] / weights.sum()) if used.any() else math.nan
+    stacked, used = torch.stack(list(values)).detach().cpu().double(), weights > 0
+    return weights[used] @ stacked[used] / (weights.sum() if used.any() else math.nan)
 
 
 def loss_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

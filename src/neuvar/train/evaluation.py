@@ -93,7 +93,7 @@ def evaluate(
     predicted, hits = torch.cat(predictions), torch.cat(correct)
     if not hits.numel():
         raise ValueError("the loss ignores all labels in batches")
-    mean = weighted_mean(losses, torch.stack(weights).cpu())
+    mean = weighted_mean(losses, torch.stack(weights).cpu()).item()
     return Evaluation(mean, hits.double().mean().item(), predicted, len(predicted))
 
 
