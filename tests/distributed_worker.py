@@ -257,6 +257,8 @@ def at_rest(folder: Path, **how: Any) -> Any:
     found: dict[str, Any] = {}
     for net, opt in ((twin, other), (model, optimizer)):
         train(net, opt, FIRST)
+        if net is model:
+            found["theta"] = weights(optimizer)
         loss = (net(x) - y).square().mean()
         if net is model:
             found["mid"] = [full(value) for value in model.state_dict().values()]

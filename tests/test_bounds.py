@@ -334,18 +334,18 @@ def test_information_of_a_model():
 
 def test_forgetting_of_a_model():
     after, before, data = linear(1), linear(0), classes(400)
-    found = bounds.forgetting(after, before, data, b=0.2, sigma=0.5, draws=60, failure=0.1)
+    found = bounds.certify_forgetting(after, before, data, b=0.2, sigma=0.5, draws=60, failure=0.1)
     assert found.delta_ab.mean == pytest.approx(found.after.mean - found.before.mean)
     upper = bounds.monte_carlo_risk(found.after.mean, draws=60, failure=0.05)
     assert found.bound.risk == pytest.approx(upper)
     kl = bounds.kl_to_prior(after, b=0.2, sigma=0.5)
     expected = bounds.mcallester_bound(upper, kl, examples=400, failure=0.05)
     assert found.bound.value == pytest.approx(expected.value)
-    state = bounds.forgetting(
+    state = bounds.certify_forgetting(
         after, before.state_dict(), data, b=0.2, sigma=0.5, draws=60, failure=0.1
     )
     assert state == found
-    nothing = bounds.forgetting(before, before, data, b=0.2, sigma=0.5, draws=10)
+    nothing = bounds.certify_forgetting(before, before, data, b=0.2, sigma=0.5, draws=10)
     assert nothing.delta_ab.mean == 0
 
 

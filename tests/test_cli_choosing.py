@@ -9,9 +9,9 @@ from neuvar.cli.run_selection import (
     find_experiments,
     format_value,
     label,
-    labels,
     matches,
     only,
+    run_labels,
     runs_of,
 )
 from neuvar.experiments import EXPERIMENTS
@@ -106,7 +106,7 @@ def test_values_are_typed_as_they_are_written():
 def test_a_label_says_what_tells_runs_apart():
     runs = MADE["labels"].runs("cpu", 2)
     assert differing_fields(runs) == ["optimizer", "b", "label_seed", "seed"]
-    assert list(labels(runs).values()) == [
+    assert list(run_labels(runs).values()) == [
         "sgd seed=0",
         "sgd seed=1",
         "nvrm-sgd b=0.05 seed=0",
@@ -116,20 +116,20 @@ def test_a_label_says_what_tells_runs_apart():
 
 def test_a_label_is_no_longer_than_it_takes():
     seeds = [replace(TINY, seed=s, label_seed=s, images=100 + s) for s in (0, 1)]
-    assert list(labels(seeds).values()) == ["sgd seed=0", "sgd seed=1"]
+    assert list(run_labels(seeds).values()) == ["sgd seed=0", "sgd seed=1"]
     same_seed = [replace(TINY, images=100, label_seed=s, clip=0.5) for s in (1, 2)]
-    assert list(labels(same_seed).values()) == [
+    assert list(run_labels(same_seed).values()) == [
         "sgd label_seed=1 seed=0",
         "sgd label_seed=2 seed=0",
     ]
     sizes = [replace(TINY, images=n, test_images=n) for n in (100, 200)]
-    assert list(labels(sizes).values()) == ["sgd images=100 seed=0", "sgd images=200 seed=0"]
-    assert list(labels([TINY, TINY]).values()) == ["sgd seed=0"]
+    assert list(run_labels(sizes).values()) == ["sgd images=100 seed=0", "sgd images=200 seed=0"]
+    assert list(run_labels([TINY, TINY]).values()) == ["sgd seed=0"]
 
 
 def test_a_label_tells_tasks_from_others():
     runs = [TINY, Tasks(data="mnist-excerpt", images=200, test_images=100, width=8, batch=50)]
-    assert list(labels(runs).values()) == ["sgd seed=0", "permuted sgd seed=0"]
+    assert list(run_labels(runs).values()) == ["sgd seed=0", "permuted sgd seed=0"]
 
 
 def test_a_label_of_flags_and_lists():
@@ -144,4 +144,4 @@ def test_labels_of_all_experiments_are_different(scale):
     every = runs_of(EXPERIMENTS.values(), scale, 2)
     for runs in [every, *(e.runs(scale, 2) for e in EXPERIMENTS.values())]:
         keys = {run.key for run in runs}
-        assert len(set(labels(runs).values())) == len(keys)
+        assert len(set(run_labels(runs).values())) == len(keys)

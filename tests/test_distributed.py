@@ -214,6 +214,8 @@ def test_a_known_model_is_clean_at_rest_and_in_the_midst_of_a_step(found):
     for rank in found.ranks:
         assert rank["kinds"] == [kind]
         assert same(rank["state"], rank["later"])
+        assert same(rank["mid"], rank["theta"]) or found.how["mode"] == "replay"
+        assert_close(rank["mid"], rank["theta"])
         assert_close(rank["evaluated"], rank["expected"])
         assert same(rank["later"], rank["undisturbed"])
 

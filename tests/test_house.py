@@ -171,6 +171,14 @@ def test_importing_a_submodule_replaces_no_lazy_name(folder):
     assert [name for name in table if name in submodules and table[name] != name] == []
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_no_function_has_the_name_of_a_module(file):
+    taken = {f.parent.name if f.stem == "__init__" else f.stem for f in FILES}
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert functions & taken <= {"rounding", "seeded"}
+
+
 def test_all_is_sorted():
     """Constants and acronyms, then classes, then functions, as ruff sorts them."""
     order = sorted(neuvar.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from neuvar.measures.task_accuracy import Average, delta_ab, forgetting
+from neuvar.measures.task_accuracy import Average, delta_ab, forgetting_summary
 
 NAN = math.nan
 MATRIX = [
@@ -32,7 +32,7 @@ def means(averages):
 
 
 def test_one_trial_by_hand():
-    found = forgetting(MATRIX)
+    found = forgetting_summary(MATRIX)
     assert found.average_accuracy.mean == pytest.approx((0.50 + 0.65 + 0.85 + 0.99) / 4)
     assert found.backward_transfer.mean == pytest.approx((-0.40 - 0.05 + 0.05) / 3)
     # The first task was best after the third, and the third never forgotten.
@@ -45,14 +45,14 @@ def test_one_trial_by_hand():
 
 
 def test_one_trial_has_no_error():
-    found = forgetting(MATRIX).forgetting
+    found = forgetting_summary(MATRIX).forgetting
     assert found.n == 1
     assert math.isnan(found.std)
     assert math.isnan(found.stderr)
 
 
 def test_two_trials_by_hand():
-    found = forgetting([MATRIX, SECOND])
+    found = forgetting_summary([MATRIX, SECOND])
     for name, first, second in (
         ("average_accuracy", 0.7475, 0.7),
         ("backward_transfer", -0.4 / 3, -0.2),
@@ -71,26 +71,26 @@ def test_two_trials_by_hand():
 
 
 def test_trials_of_shape_one_are_one_trial():
-    one, other = forgetting([MATRIX]), forgetting(MATRIX)
+    one, other = forgetting_summary([MATRIX]), forgetting_summary(MATRIX)
     assert one.forgetting.mean == other.forgetting.mean
     assert one.forgetting.n == 1
 
 
 def test_nothing_forgotten():
-    found = forgetting(np.full((3, 5, 5), 0.8))
+    found = forgetting_summary(np.full((3, 5, 5), 0.8))
     assert found.backward_transfer == found.forgetting == Average(0, 0, 0, 3)
     assert found.average_accuracy.mean == pytest.approx(0.8)
 
 
 def test_everything_forgotten():
-    found = forgetting(np.eye(4))
+    found = forgetting_summary(np.eye(4))
     assert found.backward_transfer.mean == -1
     assert found.forgetting.mean == 1
     assert found.average_accuracy.mean == 0.25
 
 
 def test_two_tasks_forget_what_is_not_transferred():
-    found = forgetting([[0.9, NAN], [0.6, 0.8]])
+    found = forgetting_summary([[0.9, NAN], [0.6, 0.8]])
     assert found.backward_transfer.mean == pytest.approx(-0.3)
     assert found.forgetting.mean == pytest.approx(0.3)
 
@@ -98,36 +98,36 @@ def test_two_tasks_forget_what_is_not_transferred():
 def test_best_time_may_be_before_the_task_was_learned():
     """As in the definition, if such accuracies are given; else the best since then."""
     full = [[0.9, 0.95, 0.1], [0.8, 0.7, 0.1], [0.7, 0.6, 0.9]]
-    assert forgetting(full).forgetting.mean == pytest.approx((0.2 + 0.35) / 2)
+    assert forgetting_summary(full).forgetting.mean == pytest.approx((0.2 + 0.35) / 2)
     full[0][1] = NAN
-    assert forgetting(full).forgetting.mean == pytest.approx((0.2 + 0.1) / 2)
+    assert forgetting_summary(full).forgetting.mean == pytest.approx((0.2 + 0.1) / 2)
 
 
 def test_forward_transfer_by_hand():
     full = [[0.9, 0.3, 0.1], [0.8, 0.7, 0.4], [0.7, 0.6, 0.9]]
-    found = forgetting([full, full], baseline=[NAN, 0.1, 0.25])
+    found = forgetting_summary([full, full], baseline=[NAN, 0.1, 0.25])
     assert found.forward_transfer.mean == pytest.approx(((0.3 - 0.1) + (0.4 - 0.25)) / 2)
     assert found.forward_transfer.stderr == 0
     full[0][2] = NAN  # not just above the diagonal
-    again = forgetting(full, baseline=torch.tensor([0.0, 0.1, 0.25]))
+    again = forgetting_summary(full, baseline=torch.tensor([0.0, 0.1, 0.25]))
     assert again.forward_transfer.mean == pytest.approx(found.forward_transfer.mean)
 
 
 @pytest.mark.parametrize("convert", [np.array, torch.tensor, lambda m: np.array(m).tolist()])
 def test_accepts_arrays_and_tensors(convert):
-    assert forgetting(convert([MATRIX, SECOND])).forgetting.mean == pytest.approx(0.175)
+    assert forgetting_summary(convert([MATRIX, SECOND])).forgetting.mean == pytest.approx(0.175)
 
 
 def test_argument_is_not_changed():
     matrix = torch.tensor([MATRIX, SECOND])
     before = matrix.clone()
-    forgetting(matrix)
+    forgetting_summary(matrix)
     assert torch.equal(matrix.nan_to_num(-1), before.nan_to_num(-1))
 
 
 def test_result_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        forgetting(MATRIX).forgetting = None
+        forgetting_summary(MATRIX).forgetting = None
 
 
 def change(i, j, value):
@@ -159,7 +159,7 @@ def change(i, j, value):
 )
 def test_forgetting_refuses(accuracy, sentence):
     with pytest.raises(ValueError, match=sentence):
-        forgetting(accuracy)
+        forgetting_summary(accuracy)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_forgetting_refuses(accuracy, sentence):
 )
 def test_forward_transfer_refuses(baseline, sentence):
     with pytest.raises(ValueError, match=sentence):
-        forgetting(np.full((3, 3), 0.5), baseline=baseline)
+        forgetting_summary(np.full((3, 3), 0.5), baseline=baseline)
 
 
 def test_forward_transfer_needs_what_is_above_the_diagonal():
     with pytest.raises(ValueError, match="got nan just above the diagonal"):
-        forgetting(MATRIX, baseline=[0.1] * 4)
+        forgetting_summary(MATRIX, baseline=[0.1] * 4)
 
 
 # --- delta_ab ---

@@ -602,7 +602,7 @@ def test_options_are_what_they_say():
         (hessian_trace, {"batch_size": 1024, "relative_to": None}),
         (bounds.pac_bayes, {"draws": 200, "loss": bounds.zero_one, "clamp": None}),
         (bounds.information, {"weight_decay": None, "paper_prior": False}),
-        (bounds.forgetting, {"centre": None, "batch_size": 1024}),
+        (bounds.certify_forgetting, {"centre": None, "batch_size": 1024}),
     ],
 )
 def test_help_lists_every_option_with_its_default(function, options):
@@ -610,5 +610,6 @@ def test_help_lists_every_option_with_its_default(function, options):
     assert options.items() <= {name: p.default for name, p in parameters.items()}.items()
     assert "options" not in parameters
     assert ("vectorize" in parameters) == (
-        function not in (hessian_trace, bounds.pac_bayes, bounds.information, bounds.forgetting)
+        function
+        not in (hessian_trace, bounds.pac_bayes, bounds.information, bounds.certify_forgetting)
     )

@@ -180,13 +180,62 @@ def test_corruption_accuracy_of_averaged_predictions_and_transforms():
         ([images()], {}, "batches \\(inputs, labels\\)"),
         ([], {}, "data is empty"),
         ((images(), torch.zeros(6).long()), {"kinds": ["snow"]}, "kinds must be one of"),
-        ((images(), torch.zeros(6).long()), {"kinds": []}, "must not be empty"),
+        ((images()[:0], torch.zeros(0).long()), {}, r"images must not be empty, got shape \(0, 1"),
+        ((images(), torch.zeros(6).long()), {"kinds": []}, "kinds must have at least one value"),
+        ((images(), torch.zeros(6).long()), {"kinds": "snow"}, "kinds must be one of .* 'snow'"),
+        ((images(), torch.zeros(6).long()), {"severities": ()}, "severities must have at least"),
+        ((images(), torch.zeros(6).long()), {"severities": 6}, "severities must be"),
         ((images(), torch.zeros(6).long()), {"severities": [0]}, "severities must be"),
     ],
 )
 def test_bad_corruption_arguments(data, options, message):
     with pytest.raises(ValueError, match=message):
         corruption_accuracy(Bright(), data, **options)
+
+
+def test_one_kind_and_one_severity():
+    data = images(), torch.zeros(6).long()
+    one = corruption_accuracy(Bright(), data, kinds="fog", severities=2)
+    assert one == corruption_accuracy(Bright(), data, kinds=["fog"], severities=[2])
+
+
+class SometimesNan(nn.Module):
+    """Always class 0, but with a nan score for inputs with a mean above 0.5."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+    def forward(self, x):
+        mean = x.flatten(1).mean(1, keepdim=True)
+        scores = self.bias + 0 * mean
+        return torch.where(mean > 0.5, torch.tensor([torch.nan, 0.0]), scores)
+
+
+def test_nan_scores_count_as_wrong():
+    grey = torch.tensor([0.1, 0.2, 0.7, 0.9]).view(4, 1, 1, 1).expand(4, 1, 8, 8)
+    data = grey, torch.zeros(4).long()
+    found = corruption_accuracy(SometimesNan(), data, kinds="brightness", severities=5)
+    assert found.clean.value == 0.5
+    assert found.accuracies["brightness"][0].value == 0.25  # adding 0.4 makes 0.2 bright
+    attacked = adversarial_accuracy(SometimesNan(), data, epsilon=0.01)
+    assert attacked.clean.value == attacked.attacked.value == 0.5
+
+
+def test_nan_gradients_are_no_attack():
+    class Root(nn.Module):
+        """The gradient of 0 · √(x - x) is nan."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+        def forward(self, x):
+            return self.bias + 0 * (x - x.detach()).abs().sqrt().mean(1, keepdim=True)
+
+    data = torch.rand(5, 3), torch.zeros(5).long()
+    for norm in ("inf", "2"):
+        assert adversarial_accuracy(Root(), data, epsilon=0.1, norm=norm).attacked.value == 1
 
 
 # --- PGD ---
@@ -253,6 +302,24 @@ def test_valid_inputs_are_clipped_exactly():
     expected = int(((model(worst).argmax(1) == y) & (model(x).argmax(1) == y)).sum())
     found = adversarial_accuracy(model, (x, y), epsilon=0.3, steps=30)
     assert found.attacked.count == expected
+
+
+def test_inputs_outside_of_clip_are_refused():
+    """Clipping alone would move them, by more than ε."""
+    model, x, y = linear()
+    normalized = (x - 0.5) / 0.25
+    message = r"within clip=\(0\.0, 1\.0\), got -.* to .*transform=.*clip=None"
+    with pytest.raises(ValueError, match=message):
+        adversarial_accuracy(model, (normalized, y), epsilon=0.1)
+    with pytest.raises(ValueError, match="got nan"):
+        adversarial_accuracy(model, (x * torch.nan, y), epsilon=0.1)
+    found = adversarial_accuracy(model, (normalized, y), epsilon=0.1, clip=(-2, 2))
+    assert found.attacked.of == 300
+    by_rounding = x.clone()
+    by_rounding[0, 0] = 1 + 1e-7
+    assert adversarial_accuracy(model, (by_rounding, y), epsilon=0.1).attacked.of == 300
+    with pytest.raises(ValueError, match="data is empty"):
+        adversarial_accuracy(model, (x[:0], y[:0]), epsilon=0.1)
 
 
 def test_large_scores_do_not_hide_the_gradient():

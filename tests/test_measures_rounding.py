@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neuvar import NVRMSGD, NVRMAdam, predict
-from neuvar.measures import analog_noise, bit_flips, quantized_copy, rounding
+from neuvar.measures import analog_noise, bit_flips, quantized_copy, rounding, stored_weights
 from neuvar.measures.stored_weights import flip_bits
 from neuvar.optim import round_weights, rounding_parameters, update_rounding_noise
 from tests.landscapes import classes, classifier
@@ -115,6 +115,9 @@ def test_model_is_as_before_after_an_error():
     ("options", "message"),
     [
         ({"bits": [1]}, "bits must be an integer from 2 to 16"),
+        ({"bits": 1}, "bits must be an integer from 2 to 16"),
+        ({"bits": "8"}, "bits must be an integer from 2 to 16, got '8'"),
+        ({"bits": []}, "bits must have at least one value"),
         ({"by": "column"}, "by must be one of tensor, row"),
         ({"kernels": 8}, "kernels must be True or False"),
         ({"parameters": []}, "no parameters"),
@@ -130,6 +133,20 @@ def test_help_lists_every_option_with_its_default(function):
     parameters = inspect.signature(function).parameters
     assert (parameters["batch_size"].default, parameters["confidence"].default) == (1024, 0.95)
     assert "options" not in parameters
+
+
+def test_one_value_is_as_good_as_a_list():
+    model, data = classifier(), classes()
+    assert rounding(model, data, bits=3) == rounding(model, data, bits=[3])
+    one, many = (bit_flips(model, data, rates=rates, draws=2) for rates in (0.1, [0.1]))
+    assert one == many
+    one, many = (analog_noise(model, data, scales=scales, draws=2) for scales in (0.1, [0.1]))
+    assert one == many
+
+
+def test_empty_data():
+    with pytest.raises(ValueError, match="data is empty"):
+        rounding(classifier(), (torch.zeros(0, 5), torch.zeros(0).long()))
 
 
 def test_options_of_other_measures_are_refused():
@@ -180,6 +197,29 @@ def test_kernels_are_measured():
         assert own.count == int((outputs.argmax(1) == data[1]).sum())
     assert list(found.kernels) == [8, 4]
     assert "torch kernels" in str(found)
+
+
+def test_kernels_get_batches_on_the_cpu(monkeypatch):
+    """The copy is on the CPU, wherever the model is."""
+    moved, move = [], stored_weights.to_device
+
+    def recorded(batch, device):
+        moved.append(device.type)
+        return move(batch, device)
+
+    monkeypatch.setattr(stored_weights, "to_device", recorded)
+    rounding(classifier(), classes(), bits=8, by="row", batch_size=30)
+    assert moved == []
+    rounding(classifier(), classes(), bits=8, by="row", batch_size=30, kernels=True)
+    assert moved == ["cpu"] * 4  # two copies, two batches
+
+
+def test_kernels_leave_other_layers_alone():
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 2))
+    for bits in (8, 4):
+        copied = quantized_copy(model, bits=bits)
+        assert torch.equal(copied[0].weight, model[0].weight)
+        assert type(copied[2]) is not nn.Linear
 
 
 def test_bad_models_for_kernels():
@@ -284,7 +324,7 @@ def test_multiplicative_noise_spares_small_weights():
     ("options", "message"),
     [
         ({"scales": [-1]}, "scales must be a finite number"),
-        ({"scales": []}, "rates or scales must have at least one value"),
+        ({"scales": []}, "scales must have at least one value"),
         ({"kind": "chaotic"}, "kind must be one of"),
         ({"draws": 1}, "draws must be an integer >= 2"),
     ],
@@ -298,6 +338,8 @@ def test_bad_noise(options, message):
     ("options", "message"),
     [
         ({"rates": [1.5]}, "rates must be a finite number >= 0 and <= 1"),
+        ({"rates": 1.5}, "rates must be a finite number >= 0 and <= 1"),
+        ({"rates": []}, "rates must have at least one value"),
         ({"bits": 9}, "bits must be an integer from 2 to 8"),
         ({"by": "column"}, "by must be one of"),
         ({"seed": -1}, "seed must be an integer"),

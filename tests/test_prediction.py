@@ -18,7 +18,8 @@ import neuvar
 from neuvar import NVRM, NVRMSGD, AveragedPredictor, _eval_mode, predict
 from neuvar.measures import log_loss, perturbed
 from neuvar.noise import FAMILIES, Draw, standard_noise, table, whole_slot
-from neuvar.prediction import noisy_classifier
+from neuvar.optim import rounding_parameters
+from neuvar.prediction import blocks, noisy_classifier
 from neuvar.prediction.uncertainty import PARTS
 from tests.landscapes import classes, classifier
 
@@ -198,10 +199,123 @@ def test_batches_and_blocks_do_not_matter(monkeypatch):
     parts = predict(model, x, b=0.2, vectorize=False, batch_size=7)
     assert torch.allclose(whole.probabilities, parts.probabilities, atol=1e-6)
     for limit in ("BLOCK", "BLOCK_BYTES"):
-        monkeypatch.setattr(noisy_classifier, limit, 1)
+        monkeypatch.setattr(blocks, limit, 1)
         small = predict(model, x, b=0.2, vectorize=False, batch_size=7)
         for name in PARTS:
-            assert torch.allclose(getattr(parts, name), getattr(small, name), atol=1e-12)
+            assert torch.allclose(getattr(parts, name), getattr(small, name), atol=1e-6)
+
+
+class Sizes:
+    """Records the shapes of all draws that are held at once, and of the batches of a model."""
+
+    def __init__(self, monkeypatch, model):
+        self.held, self.passes, summarize = [], [], noisy_classifier.summarize
+        model.register_forward_hook(lambda _, inputs, __: self.passes.append(len(inputs[0])))
+
+        def recorded(p, h):
+            self.held.append(tuple(p.shape))
+            return summarize(p, h)
+
+        monkeypatch.setattr(noisy_classifier, "summarize", recorded)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_large_batches_are_split_by_rows(monkeypatch, labelled):
+    """With 10 pairs of draws and 3 classes a row has 30 probabilities, so 600 are 20 rows."""
+    model, (x, y) = classifier(), classes(50)
+    options = {"b": 0.2, "draws": 20, "vectorize": False}
+    whole, shares = predict(model, (x, y), **options), []
+    sizes = Sizes(monkeypatch, model)
+    monkeypatch.setattr(blocks, "BLOCK", 600)
+    data = [(x, y), (x, y)] if labelled else [x, x, x]
+    found = predict(model, data, **options, progress=shares.append)
+    assert sizes.held == [(10, n, 3) for _ in data for n in (17, 17, 16)]
+    assert sizes.passes.count(50) == 2  # only one draw of the first batch, to see its outputs
+    assert torch.allclose(found.probabilities[50:100], whole.probabilities, atol=1e-6)
+    assert torch.allclose(found.stderr["entropy"][:50], whole.stderr["entropy"], atol=1e-6)
+    assert not labelled or torch.equal(found.targets, torch.cat([y, y]))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert torch.equal(found.probabilities, predict(model, data, **options).probabilities)
+
+
+def test_small_batches_are_joined(monkeypatch):
+    model, (x, y) = classifier(), classes(60)
+    options = {"b": 0.2, "draws": 20, "vectorize": False, "batch_size": 7}
+    for limit, size, rows in (
+        ("BLOCK", 1 << 22, [7, 53]),
+        ("BLOCK", 600, [7, 14, 14, 14, 11]),
+        ("BLOCK_BYTES", 2 * 7 * (5 * 4 + 8), [7, 14, 14, 14, 11]),
+        ("BLOCK_BYTES", 1, [7] * 8 + [4]),
+    ):
+        with monkeypatch.context() as patch:
+            sizes = Sizes(patch, model)
+            patch.setattr(blocks, limit, size)
+            predict(model, (x, y), **options)
+            assert [shape[1] for shape in sizes.held] == rows, (limit, size)
+
+
+def test_the_block_is_about_100_megabytes():
+    """Held in double precision three times: the draws, the jackknife, and its entropies."""
+    assert 3 * 8 * blocks.BLOCK <= 110e6
+
+
+class MeanOfRows(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) - super().forward(x).mean(0)
+
+
+class LastAxis(nn.Linear):
+    """Its rows are the second axis of the input, which is as long as the first."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "dropout"),
+    [
+        (MeanOfRows(5, 3), torch.randn(40, 5), False),
+        (LastAxis(5, 3), torch.randn(40, 40, 5), False),
+        (nn.Sequential(LastAxis(5, 3), nn.Dropout(0.1)), torch.randn(40, 40, 5), True),
+        (nn.Linear(5, 3), [(torch.randn(40, 5), "a name")], False),
+    ],
+)
+def test_batches_that_cannot_be_split_are_kept_whole(monkeypatch, model, data, dropout):
+    options = {"b": 0.2, "draws": 20, "vectorize": False, "dropout": dropout}
+    whole = predict(model, data, **options)
+    monkeypatch.setattr(blocks, "BLOCK", 600)
+    sizes = Sizes(monkeypatch, model)
+    assert torch.equal(predict(model, data, **options).probabilities, whole.probabilities)
+    assert sizes.held == [(10, 40, 3)]
+
+
+def test_dropout_in_split_batches(monkeypatch):
+    model, (x, _) = classifier(), classes(60)
+    monkeypatch.setattr(blocks, "BLOCK", 600)
+    sizes = Sizes(monkeypatch, model)
+    found = predict(model, x, b=0, draws=20, antithetic=False, dropout=True)
+    assert max(shape[1] for shape in sizes.held) == 10
+    assert found.mutual_information.max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "at_once"), [(8, 20, True), (8, 5000, False), (300, 60, False)]
+)
+def test_draws_are_batched_for_small_networks_and_batches(monkeypatch, width, rows, at_once):
+    model, x = nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3)), torch.randn(rows, 5)
+    calls, original = [], noisy_classifier.NoisyClassifier._at_once
+
+    def recorded(self, block, numbers):
+        calls.append(numbers)
+        return original(self, block, numbers)
+
+    monkeypatch.setattr(noisy_classifier.NoisyClassifier, "_at_once", recorded)
+    predict(model, x, b=0.1, batch_size=rows)
+    assert bool(calls) == at_once
+    calls.clear()
+    predict(model, x, b=0.1, batch_size=rows, vectorize=not at_once)
+    assert bool(calls) != at_once
 
 
 @pytest.mark.parametrize("antithetic", [True, False])
@@ -365,8 +479,43 @@ def test_noise_from_a_checkpoint():
     with pytest.raises(ValueError, match="neuvar optimizer or the state dict of one"):
         predict(model, x, optimizer=torch.optim.SGD(model.parameters()).state_dict())
     big = NVRMSGD(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), lr=0.1, b=0.1).state_dict()
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="has 4 parameters and the model 2"):
         predict(model, x, optimizer=big)
+
+
+def test_checkpoint_of_some_parameters_only():
+    """It does not say which, so no noise would be right."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(6, 3)
+    state = NVRMSGD(model[1].parameters(), lr=0.1, b=0.2).state_dict()
+    with pytest.raises(ValueError, match=r"has 2 parameters and the model 4.* load it into"):
+        predict(model, x, optimizer=state)
+    model[0].requires_grad_(False)  # now all others are trained
+    assert list(predict(model, x, optimizer=state).noise) == ["1.weight", "1.bias"]
+
+
+def test_checkpoint_with_names():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(6, 3)
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [("1.bias", named["1.bias"])], "b": 0.2},
+        {"params": [("0.weight", named["0.weight"])], "b": 0.1, "noise": "laplace"},
+    ]
+    state = NVRMSGD(groups, lr=0.1, b=0.0).state_dict()
+    expected = {"0.weight": (0.1, "laplace", None), "1.bias": (0.2, "gaussian", None)}
+    assert predict(model, x, optimizer=state).noise == expected
+    with pytest.raises(ValueError, match=r"the parameter '1\.bias', but the model has not"):
+        predict(nn.Linear(3, 2), x, optimizer=state)
+
+
+def test_checkpoint_of_training_for_rounding():
+    model, (x, _) = classifier(), classes()
+    optimizer = NVRMSGD(rounding_parameters(model, bits=3), model=model, lr=0.1, b=0)
+    state = optimizer.state_dict()
+    found = predict(model, x, optimizer=state)
+    assert found.noise == predict(model, x, optimizer=optimizer).noise
+    assert list(found.noise) == ["0.weight", "4.weight"]
+    with pytest.raises(ValueError, match="rounding_parameters for another model"):
+        predict(nn.Linear(5, 3), x, optimizer=state)
 
 
 def test_noise_that_nobody_knows():
@@ -468,9 +617,33 @@ def test_batchnorm_statistics_are_kept_or_reestimated():
     assert torch.allclose(again.probabilities, torch.stack(outputs).mean(0), atol=1e-6)
 
 
-def test_batchnorm_needs_batches():
-    with pytest.raises(ValueError, match="batchnorm must be one of keep"):
-        predict(classifier(), classes()[0], b=0.1, batchnorm="reestimate")
+@pytest.mark.parametrize(
+    ("batchnorm", "message"),
+    [
+        ("reestimate", "batchnorm must be one of keep"),
+        (classes()[0], "batchnorm must be 'keep', or a list or DataLoader of batches, got Tensor"),
+        (None, "batchnorm must be 'keep', or a list or DataLoader of batches, got NoneType"),
+        (classes(), "got a tuple of tensors, which reads as inputs and labels"),
+        (list(classes()), "got a list of tensors, which reads as inputs and labels"),
+        ([], "got an empty list"),
+        (iter([]), "batchnorm is a list_iterator, which can be iterated only once"),
+    ],
+)
+def test_batchnorm_needs_batches(batchnorm, message):
+    with pytest.raises(ValueError, match=message):
+        predict(classifier(), classes()[0], b=0.1, batchnorm=batchnorm)
+
+
+def test_batchnorm_takes_batches_of_any_form():
+    model, (x, y) = classifier(), classes()
+    options = {"b": 0.1, "draws": 4}
+    expected = predict(model, x, batchnorm=[x[:30], x[30:]], **options).probabilities
+    for batches in (
+        [(x[:30], y[:30]), (x[30:], y[30:])],
+        DataLoader(TensorDataset(x, y), batch_size=30),
+    ):
+        found = predict(model, x, batchnorm=batches, **options).probabilities
+        assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_monte_carlo_dropout():
@@ -491,6 +664,59 @@ def test_monte_carlo_dropout():
     )
     with pytest.raises(ValueError, match="dropout modules"):
         predict(nn.Linear(5, 3), x, b=0.1, dropout=True)
+
+
+class Last(nn.Module):
+    """Classes from the last step of a sequence model."""
+
+    def __init__(self, sequence):
+        super().__init__()
+        self.sequence, self.head = sequence, nn.Linear(4, 3)
+
+    def forward(self, x):
+        attention = isinstance(self.sequence, nn.MultiheadAttention)
+        outputs = self.sequence(x, x, x) if attention else self.sequence(x)
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        return self.head(outputs[:, -1])
+
+
+def sequence_model(kind, dropout):
+    torch.manual_seed(0)
+    if kind in (nn.LSTM, nn.GRU, nn.RNN):
+        return Last(kind(4, 4, 2, batch_first=True, dropout=dropout))
+    if kind is nn.MultiheadAttention:
+        return Last(kind(4, 2, batch_first=True, dropout=dropout))
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout, batch_first=True)
+    return Last(layer if kind is nn.TransformerEncoderLayer else kind(layer, 2))
+
+
+SEQUENCE_KINDS = [
+    nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention, nn.TransformerEncoderLayer,
+    nn.TransformerEncoder,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEQUENCE_KINDS)
+def test_monte_carlo_dropout_in_torchs_own_modules(kind):
+    """As a pass in training mode, in which nothing but dropout is random."""
+    model, x = sequence_model(kind, 0.5), torch.randn(3, 6, 4)
+    options = {"b": 0, "antithetic": False}
+    assert not predict(model, x, **options).mutual_information.any()
+    before = snapshot(model)
+    found = predict(model, x, dropout=True, draws=400, **options)
+    assert unchanged(model, before)
+    assert (found.mutual_information > 1e-3).all()
+    with torch.no_grad():
+        passes = torch.stack([model.train()(x).double().softmax(1) for _ in range(400)])
+    error = (passes.var(0) / 400 + found.stderr["probabilities"] ** 2).sqrt()
+    assert ((found.probabilities - passes.mean(0)).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+def test_modules_that_could_have_dropout_but_have_none(kind):
+    model = sequence_model(kind, 0.0)
+    with pytest.raises(ValueError, match="dropout modules"):
+        predict(model, torch.randn(3, 6, 4), b=0, dropout=True)
 
 
 # --- data ---
@@ -593,8 +819,15 @@ def test_bad_models_and_data():
         predict(abs, x, b=0.1)
     with pytest.raises(ValueError, match=r"shape \(n, classes, ...\), got \(60, 1\)"):
         predict(nn.Linear(5, 1), x, b=0.1)
-    with pytest.raises(ValueError, match="data is empty"):
-        predict(nn.Linear(5, 3), [], b=0.1)
+    for empty in ([], x[:0], (x[:0], torch.zeros(0)), [x[:0]], [(x[:0],), (x[:0],)]):
+        with pytest.raises(ValueError, match="data is empty"):
+            predict(nn.Linear(5, 3), empty, b=0.1)
+    for option in (True, False):  # among others, an empty batch does no harm
+        found = predict(nn.Linear(5, 3), [x[:0], x, x[:0]], b=0.1, vectorize=option)
+        assert len(found.probabilities) == len(x)
+    with pytest.raises(ValueError, match="list of two batches, which reads as inputs and their"):
+        predict(nn.Linear(5, 3), [x[:25], x[25:50]], b=0.1)
+    assert len(predict(nn.Linear(5, 3), [(x[:25],), (x[25:50],)], b=0.1).probabilities) == 50
     with pytest.raises(ValueError, match="not finite"):
         predict(nn.Linear(5, 3), x * math.inf, b=0.1)
     with pytest.raises(ValueError, match="single examples"):
@@ -626,6 +859,71 @@ def test_module_takes_probabilities_and_other_arguments():
     assert torch.allclose(predictor(x=torch.tensor(X)).exp(), expected.probabilities)
     with pytest.raises(ValueError, match="model must be a torch module"):
         AveragedPredictor(abs, b=0.1)
+
+
+def trained_from_parameters(steps=3):
+    """A model whose weights carry the noise of its optimizer."""
+    model, (x, y) = classifier().eval(), classes()
+    optimizer = NVRMSGD(model.parameters(), lr=0.1, b=0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, optimizer, x
+
+
+@pytest.mark.parametrize("parameters", [None, ["0.weight"]])
+def test_module_starts_from_the_clean_weights(parameters):
+    model, optimizer, x = trained_from_parameters()
+    optimizer.zero_grad()
+    predictor = AveragedPredictor(model, draws=4, parameters=parameters).eval()
+    noisy = [p.detach().clone() for p in model.parameters()]
+    outputs = predictor(x)
+    expected = predict(model, x, draws=4, parameters=parameters).probabilities
+    assert torch.allclose(outputs.exp().double(), expected, atol=1e-6)
+    outputs.square().sum().backward()
+    assert all(map(torch.equal, model.parameters(), noisy))
+    gradients = [p.grad.clone() for p in model.parameters()]
+    optimizer.eval()
+    optimizer.zero_grad()
+    again = predictor(x)
+    again.square().sum().backward()
+    assert torch.equal(again, outputs)
+    for own, p in zip(gradients, model.parameters(), strict=True):
+        assert torch.allclose(own, p.grad)
+
+
+def test_module_is_not_exported_with_noise_on_its_weights():
+    model, optimizer, x = trained_from_parameters()
+    predictor = AveragedPredictor(model, draws=2).eval()
+    with pytest.raises(ValueError, match=r"torch\.export would store it"):
+        torch.export.export(predictor, (x,))
+    optimizer.eval()
+    exported = torch.export.export(predictor, (x,)).module()
+    expected = predict(model, x, draws=2).probabilities
+    assert torch.allclose(exported(x).exp().double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_module_averages_in_single_precision(dtype):
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 100).to(dtype), classes()[0].to(dtype)
+    outputs = AveragedPredictor(model, b=0.1).eval()(x)
+    assert outputs.dtype == torch.float32
+    assert torch.allclose(outputs.exp().sum(1), torch.ones(60), atol=1e-5)
+    expected = predict(model, x, b=0.1).probabilities
+    assert torch.allclose(outputs.exp().double(), expected, atol=1e-5)
+
+
+def test_module_refuses_other_outputs_as_predict_does():
+    class Wrapped(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+    model, x = Wrapped(5, 3), classes()[0]
+    for call in (lambda: predict(model, x, b=0.1), lambda: AveragedPredictor(model, b=0.1)(x)):
+        with pytest.raises(ValueError, match=r"numbers of shape \(n, classes, ...\), got dict"):
+            call()
 
 
 def test_module_is_saved_copied_and_moved():

@@ -24,7 +24,7 @@ from neuvar.experiments import ExperimentFile
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict
 from neuvar.pages import printable
 from neuvar.report import figures
-from neuvar.report.documents import diverged_runs, number, page, provenance, total_time
+from neuvar.report.documents import diverged_runs, number, provenance, report_page, total_time
 from neuvar.report.figures import band, caption, description, spread, y_limits
 from neuvar.report.gather import SCALE_ORDER
 from tests.test_report_examples import HOSTILE, OWN_TRIALS, claims, recorded, results
@@ -42,7 +42,7 @@ def lines(experiment, scale="cpu", trials=0):
 
 def found(name, scale="cpu", trials=0):
     e = named(name)
-    (claim,) = report.gather({scale: lines(e, scale, trials)}, [e])
+    (claim,) = report.gather_claims({scale: lines(e, scale, trials)}, [e])
     return claim.findings[0]
 
 
@@ -56,14 +56,14 @@ class TestGather:
         e = named("pair-flips")
         mine = lines(e)
         shuffled = dict(reversed([*lines(named("ewc")).items(), *mine.items()]))
-        (claim,) = report.gather({"cpu": shuffled}, [e])
+        (claim,) = report.gather_claims({"cpu": shuffled}, [e])
         assert [r.run for r in claim.findings[0].results] == e.runs("cpu", 0)
         assert all(r.line is shuffled[r.run.key] for r in claim.findings[0].results)
 
     def test_what_is_missing_is_counted(self):
         e = named("pair-flips")
         some = dict(list(lines(e).items())[:12])
-        finding = report.gather({"cpu": some}, [e])[0].findings[0]
+        finding = report.gather_claims({"cpu": some}, [e])[0].findings[0]
         assert (finding.recorded, finding.planned) == (12, 24)
         assert finding.tally == "12 of 24 runs"
         assert finding.n == "1–2"
@@ -72,7 +72,7 @@ class TestGather:
     def test_a_setting_without_any_run_has_n_0(self):
         e = named("pair-flips")
         some = {k: v for k, v in lines(e).items() if v["run"]["noise_rate"] < 0.4}
-        assert report.gather({"cpu": some}, [e])[0].findings[0].trials == (0, 3)
+        assert report.gather_claims({"cpu": some}, [e])[0].findings[0].trials == (0, 3)
 
     def test_a_setting_with_one_trial_leaves_a_claim_undecided(self):
         e = replace(named("ewc"), check=lambda results: Verdict("true", "Better."))
@@ -86,7 +86,7 @@ class TestGather:
                 for key, line in lines(e).items()
                 if line["run"]["b"] == 0 or line["run"]["seed"] < trials
             }
-            assert report.gather({"cpu": some}, [e])[0].findings[0].verdict == verdict
+            assert report.gather_claims({"cpu": some}, [e])[0].findings[0].verdict == verdict
 
     def test_further_trials_are_found_and_the_command_asks_for_them(self):
         finding = found("forgetting", trials=7)
@@ -105,7 +105,9 @@ class TestGather:
         every = {scale: lines(e, scale) for scale in OWN_TRIALS}
         # The smoke runs have the keys of the first trial of every scale here.
         shown = lambda have, asked=(): [  # noqa: E731
-            f.scale for f in report.gather({s: every[s] for s in have}, [e], asked)[0].findings
+            finding.scale
+            for claim in report.gather_claims({s: every[s] for s in have}, [e], asked)
+            for finding in claim.findings
         ]
         assert shown(["smoke", "cpu", "paper"]) == ["paper", "cpu"]
         assert shown(["smoke"]) == ["smoke"]
@@ -117,13 +119,13 @@ class TestGather:
     def test_smoke_is_not_shown_for_one_claim_when_another_has_more(self):
         first, second = named("ewc"), named("split")
         have = {"cpu": lines(first), "smoke": lines(second, "smoke")}
-        assert [len(c.findings) for c in report.gather(have, [first, second])] == [1, 0]
+        assert [len(c.findings) for c in report.gather_claims(have, [first, second])] == [1, 0]
 
     def test_unknown_scale_is_refused(self):
         with pytest.raises(ValueError, match="scales must be one of smoke, cpu, paper, got 'gpu'"):
-            report.gather({}, claims(), ["gpu"])
+            report.gather_claims({}, claims(), ["gpu"])
         with pytest.raises(ValueError, match="got 'gpu'"):
-            report.gather({"gpu": {}}, claims())
+            report.gather_claims({"gpu": {}}, claims())
 
     def test_files_are_read_by_their_scale(self, tmp_path):
         e = named("ewc")
@@ -222,7 +224,7 @@ class TestTables:
         )
 
     def test_summary_has_a_row_for_each_claim_and_scale(self):
-        text = report.summary_markdown(report.gather(results(), claims()))
+        text = report.summary_markdown(report.gather_claims(results(), claims()))
         rows = text.splitlines()
         assert len(rows) == 2 + 7
         assert rows[2] == "| 1 | Robustness to weight noise | ✓ holds | paper | 5 | 15 of 15 runs |"
@@ -233,7 +235,7 @@ class TestTables:
         assert rows[8].split(" | ")[2] == "(?) preliminary: undecided so far"
 
     def test_report_has_all_of_a_claim(self):
-        text = report.report_markdown(report.gather(results(), claims()))
+        text = report.report_markdown(report.gather_claims(results(), claims()))
         for needed in (
             "## 4b. Elastic weight consolidation with variability",
             "> NVRM and EWC together are better than EWC alone.",
@@ -259,7 +261,7 @@ class TestTables:
         e = replace(
             named("ewc"), number="", source="", name="mine", file=ExperimentFile("my file.py", "")
         )
-        text = report.report_markdown(report.gather({"cpu": lines(e)}, [e]))
+        text = report.report_markdown(report.gather_claims({"cpu": lines(e)}, [e]))
         assert "\n## Elastic weight consolidation with variability\n\n> NVRM and EWC" in text
         assert "\n>\n" not in text
         assert "```sh\nneuvar run 'my file.py' --scale cpu\n```" in text
@@ -267,14 +269,14 @@ class TestTables:
     def test_the_page_of_an_own_experiment_does_not_speak_of_the_paper(self):
         paper = named("ewc")
         own = replace(paper, number="", source="", name="mine")
-        pages = [page(report.gather({"cpu": lines(e)}, [e])) for e in (paper, own)]
+        pages = [report_page(report.gather_claims({"cpu": lines(e)}, [e])) for e in (paper, own)]
         assert ["The paper claims" in text for text in pages] == [True, False]
         assert ["Z. Xie et al." in text for text in pages] == [True, False]
 
 
 class TestDocuments:
     def gathered(self):
-        return report.gather({"cpu": lines(named("ewc"))}, [named("ewc"), named("split")])
+        return report.gather_claims({"cpu": lines(named("ewc"))}, [named("ewc"), named("split")])
 
     def test_only_what_is_between_markers_changes(self, tmp_path):
         path, finding = tmp_path / "a.md", self.gathered()[0].findings[0]
@@ -551,7 +553,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return report.write(report.gather(results(), claims()), tmp_path_factory.mktemp("report"))
+    gathered = report.gather_claims(results(), claims())
+    return report.write(gathered, tmp_path_factory.mktemp("report"))
 
 
 class TestPage:
@@ -632,7 +635,7 @@ class TestPage:
         have = {"cpu": lines(named("ewc"))}
         turned = {"cpu": dict(reversed(have["cpu"].items()))}
         first, second = (
-            report.write(report.gather(lines, some), tmp_path / name)
+            report.write(report.gather_claims(lines, some), tmp_path / name)
             for name, lines in (("a", have), ("b", turned))
         )
         for one in (first.page, first.markdown, *first.figures):
@@ -641,7 +644,7 @@ class TestPage:
         assert second.claims[0].findings[0].verdict == first.claims[0].findings[0].verdict
 
     def test_no_results_at_all(self, tmp_path):
-        done = report.write(report.gather({}, claims()), tmp_path)
+        done = report.write(report.gather_claims({}, claims()), tmp_path)
         assert done.figures == ()
         assert "There are no results yet." in done.page.read_text()
         assert done.markdown.read_text().count("No results yet") == 6
@@ -667,7 +670,8 @@ class TestPage:
             table=lambda results: Table((HOSTILE, "n"), ((HOSTILE, HOSTILE),)),
             check=lambda results: Verdict("undecided", HOSTILE),
         )
-        done = report.write(report.gather({"cpu": have}, [hostile, named("split")]), tmp_path)
+        gathered = report.gather_claims({"cpu": have}, [hostile, named("split")])
+        done = report.write(gathered, tmp_path)
         text = done.page.read_text()
         page = Page(text)
         assert page.tags.count("script") == 1
@@ -713,7 +717,7 @@ class TestFiles:
 
         e = replace(named("ewc"), settings=fails)
         with pytest.raises(RuntimeError):
-            report.write(report.gather({"cpu": lines(e)}, [e]), tmp_path / "out")
+            report.write(report.gather_claims({"cpu": lines(e)}, [e]), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_folders_are_made(self, tmp_path):
@@ -729,21 +733,21 @@ def test_parts_of_the_page_are_shipped():
 
 def test_figures_that_have_no_results_any_more_are_removed(tmp_path):
     figures = tmp_path / "figures"
-    report.write(report.gather({"cpu": lines(named("ewc"))}, [named("ewc")]), tmp_path)
+    report.write(report.gather_claims({"cpu": lines(named("ewc"))}, [named("ewc")]), tmp_path)
     (figures / "mine.svg").write_text("")
     assert (figures / "ewc-cpu.svg").exists()
-    report.write(report.gather({"cpu": {}}, [named("ewc")]), tmp_path)
+    report.write(report.gather_claims({"cpu": {}}, [named("ewc")]), tmp_path)
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
 
 
 def test_overview_holds_the_panels_that_ask_for_it(tmp_path):
     e = named("ewc")
     chosen = replace(e, panels=lambda found: [replace(e.panels(found)[0], overview=True)])
-    done = report.write(report.gather({"cpu": lines(e)}, [chosen]), tmp_path)
+    done = report.write(report.gather_claims({"cpu": lines(e)}, [chosen]), tmp_path)
     overview = tmp_path / "figures" / "overview.png"
     assert overview in done.figures
     assert overview.read_bytes() == (tmp_path / "figures" / "ewc-cpu.png").read_bytes()
-    report.write(report.gather({"cpu": lines(e)}, [e]), tmp_path)
+    report.write(report.gather_claims({"cpu": lines(e)}, [e]), tmp_path)
     assert not overview.exists()
 
 

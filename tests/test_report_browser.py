@@ -49,7 +49,7 @@ def written(tmp_path_factory):
         return Table(("name", "accuracy", "n"), (*rows, ("gap", Cell(()), "–")))
 
     some = [replace(e, table=table) if e.name == "ewc" else e for e in claims()]
-    return report.write(report.gather(results(), some), tmp_path_factory.mktemp("report"))
+    return report.write(report.gather_claims(results(), some), tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_hostile_words_do_nothing(visit, tmp_path):
         table=lambda found: Table((HOSTILE, "n"), ((HOSTILE, HOSTILE),)),
         check=lambda found: Verdict("undecided", HOSTILE),
     )
-    done = report.write(report.gather({"cpu": have}, [hostile]), tmp_path)
+    done = report.write(report.gather_claims({"cpu": have}, [hostile]), tmp_path)
     page = visit(done.page).page
     page.locator("#search").fill("<script>")
     assert len(shown(page, ".claim")) == 1

@@ -199,7 +199,7 @@ def recorded(name, scale, trials=0, **options):
 
 
 def found(name, scale, lines):
-    (claim,) = report.gather({scale: lines}, [EXPERIMENTS[name]], [scale])
+    (claim,) = report.gather_claims({scale: lines}, [EXPERIMENTS[name]], [scale])
     return claim.findings[0]
 
 
@@ -317,11 +317,11 @@ class TestBrokenLines:
     def test_an_error_of_a_users_file_is_not_a_broken_line(self):
         own = dataclasses.replace(
             EXPERIMENTS["split"],
-            file=report.gather.__globals__["Experiment"],
+            file=report.gather_claims.__globals__["Experiment"],
             table=lambda r: 1 / 0,
         )
         with pytest.raises(ZeroDivisionError):
-            report.gather({"cpu": recorded("split", "cpu")}, [own])
+            report.gather_claims({"cpu": recorded("split", "cpu")}, [own])
 
 
 class TestSharpness:

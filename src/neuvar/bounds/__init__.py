@@ -3,7 +3,7 @@
 from neuvar.bounds.certificates import (
     Certificate,
     ForgettingCertificate,
-    forgetting,
+    certify_forgetting,
     information,
     kl_to_prior,
     pac_bayes,
@@ -29,7 +29,7 @@ __all__ = [
     "Certificate",
     "ForgettingCertificate",
     "binary_kl",
-    "forgetting",
+    "certify_forgetting",
     "forgetting_bound",
     "forgetting_information_bound",
     "gaussian_kl",

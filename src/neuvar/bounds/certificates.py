@@ -358,7 +358,7 @@ class ForgettingCertificate:
 
 
 @lists_options(BoundOptions, _Problem)
-def forgetting(
+def certify_forgetting(
     model: nn.Module,
     before: Weights,
     data: Any,
@@ -375,7 +375,7 @@ def forgetting(
 
     >>> model, after_a = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> data = torch.randn(400, 2), torch.arange(400) % 2
-    >>> result = forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
+    >>> result = certify_forgetting(model, after_a, data, b=0.1, sigma=1.0, draws=20)
     >>> result.bound.risk >= result.after.mean
     True
     """

@@ -165,7 +165,7 @@ def _power(logs: Array, exponent: float) -> Array:
     return z
 
 
-def posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -> Posterior:
+def label_posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = False) -> Posterior:
     """Apply Bayes' rule to each label.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.posterior import chunks, fit_noise_model, posterior
+from neuvar.cleaning.posterior import chunks, fit_noise_model, label_posterior
 from neuvar.measures.estimate import normal_quantile, wilson
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -211,7 +211,7 @@ def judge_checked(
     if len(names) != classes:
         raise ValueError(f"names must have one for each of {classes} classes, got {len(names)}")
     z = normal_quantile(confidence)
-    result = posterior(p, y, fit_noise_model(p, y), history=history)
+    result = label_posterior(p, y, fit_noise_model(p, y), history=history)
     contradicted = p.max(1) > p[np.arange(n), y]
     flagged = result.flagged & contradicted
     suggested = np.where(contradicted, result.other, y)

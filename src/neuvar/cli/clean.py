@@ -198,6 +198,6 @@ def _clean(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             setattr(options, name, value)
     options.device = check_device(options.device)
-    from neuvar.cli.label_issues import apply_decisions, clean  # imports torch
+    from neuvar.cli.label_issues import apply_decisions, clean_labels  # imports torch
 
-    return apply_decisions(options) if options.decisions else clean(options)
+    return apply_decisions(options) if options.decisions else clean_labels(options)

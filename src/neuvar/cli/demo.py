@@ -36,7 +36,7 @@ examples:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from neuvar.report import gather, load, write  # imports numpy
+    from neuvar.report import gather_claims, load, write  # imports numpy
 
     experiments = find_experiments(EXPERIMENT_NAMES)
     runs = runs_of(experiments, "smoke", options.trials)
@@ -52,7 +52,7 @@ def _demo(options: argparse.Namespace) -> int:
         code = run_watched(runs, recorded, results, spec, resume=resume)
         if code > 1:
             return code
-    report = write(gather(load([results.path]), experiments, ["smoke"]), options.out)
+    report = write(gather_claims(load([results.path]), experiments, ["smoke"]), options.out)
     for claim in report.claims:
         print(f"\n{claim.experiment.title}")
         for finding in claim.findings:

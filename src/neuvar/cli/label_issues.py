@@ -47,7 +47,7 @@ STANDARDIZED_AT_ONCE = 1_000_000
 """Numbers that are converted to float64 at once."""
 
 
-def clean(options: argparse.Namespace) -> int:
+def clean_labels(options: argparse.Namespace) -> int:
     """Find wrong labels, write the results and print a summary."""
     check_folder(options.out, overwrite=options.overwrite)
     _check_cleaned_folder(options)

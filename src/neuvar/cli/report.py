@@ -41,12 +41,12 @@ examples:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from neuvar.report import gather, insert, load, write  # imports numpy
+    from neuvar.report import gather_claims, insert, load, write  # imports numpy
     from neuvar.report.documents import VERDICTS
 
     chosen = find_experiments(options.names)
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
-    claims = gather(lines, chosen, options.scale)
+    claims = gather_claims(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):
         scales = ["--scale", options.scale[0]] if options.scale else []
         command = shlex.join(["neuvar", "run", *(options.names or ["all"]), *scales])
@@ -59,7 +59,7 @@ def _report(options: argparse.Namespace) -> int:
             rows.append((e.number, e.name, " ".join(VERDICTS[status]), scale, n, because))
     print(*aligned(rows), sep="\n")
     if options.into and (options.names or options.scale):  # documents may show the others
-        claims = gather(lines, EXPERIMENTS.values())
+        claims = gather_claims(lines, EXPERIMENTS.values())
     for document in options.into:
         changed = insert(document, claims, figures=options.out / "figures")
         print(f"{'updated' if changed else 'unchanged'}: {document}")

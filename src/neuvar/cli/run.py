@@ -18,7 +18,7 @@ from typing import Any
 from neuvar.cli.command_line import add_results, non_negative, paragraph
 from neuvar.cli.data import places_of
 from neuvar.cli.progress import Forecast, RunTimes, SweepProgress, duration
-from neuvar.cli.run_selection import find_experiments, labels, only, runs_of
+from neuvar.cli.run_selection import find_experiments, only, run_labels, runs_of
 from neuvar.data.catalogue import ENTRIES, DataError
 from neuvar.engine import ENGINES, Results, SweepSpec, sweep
 from neuvar.engine.sweeps import worker_devices
@@ -119,7 +119,7 @@ def run_watched(
     ``recorded`` are the lines of the results file; ``resume`` is the command that resumes the runs,
     without ``neuvar``; ``quiet`` prints only the summary.
     """
-    start, names = time.monotonic(), labels(runs)
+    start, names = time.monotonic(), run_labels(runs)
     progress: AbstractContextManager[SweepProgress | None] = nullcontext()
     if not quiet:
         waiting = {run.key: run for run in runs if run.key not in recorded}
@@ -227,7 +227,7 @@ def _dry_run(
     left = [run for run in runs if options.fresh or run.key not in recorded]
     done = len(runs) - len(left)
     print(f"{len(runs)} runs at scale {options.scale}, {done} finished, {len(left)} to do")
-    names, times = labels(runs), RunTimes(recorded, spec.device)
+    names, times = run_labels(runs), RunTimes(recorded, spec.device)
     expected = {run.key: times.expected(run) for run in left}
     for key, seconds in expected.items():
         print(f"  {names[key]}" + (f"  ({duration(seconds, about=True)})" if seconds else ""))

@@ -149,7 +149,7 @@ def label(run: Run, names: Iterable[str]) -> str:
     return " ".join(words)
 
 
-def labels(runs: Sequence[Run]) -> dict[str, str]:
+def run_labels(runs: Sequence[Run]) -> dict[str, str]:
     """A label for each run's key, as short as possible while all labels are different."""
     unique = {run.key: run for run in runs}
     differing = differing_fields(list(unique.values()))

@@ -34,7 +34,7 @@ from neuvar.measures.sharpness import (
     keskar_sharpness,
 )
 from neuvar.measures.stored_weights import Faults, Rounding, analog_noise, bit_flips, rounding
-from neuvar.measures.task_accuracy import Average, Forgetting, delta_ab, forgetting
+from neuvar.measures.task_accuracy import Average, Forgetting, delta_ab, forgetting_summary
 from neuvar.measures.torch_kernels import quantized_copy
 from neuvar.measures.variability import (
     Curve,
@@ -77,7 +77,7 @@ __all__ = [
     "curvature_check",
     "delta_ab",
     "expected_sharpness",
-    "forgetting",
+    "forgetting_summary",
     "generalization_gap",
     "hessian_trace",
     "keskar_sharpness",

@@ -46,7 +46,7 @@ class Forgetting:
     forward_transfer: Average | None
 
 
-def forgetting(accuracy: Any, *, baseline: Any = None) -> Forgetting:
+def forgetting_summary(accuracy: Any, *, baseline: Any = None) -> Forgetting:
     r"""Summarize accuracies :math:`R_{ij}` on task j after learning task i.
 
     .. math:: \text{backward transfer} = \frac1{T-1} \sum_{j<T} R_{Tj} - R_{jj}
@@ -68,7 +68,7 @@ def forgetting(accuracy: Any, *, baseline: Any = None) -> Forgetting:
             transfer; it needs the accuracies just above the diagonal.
 
     >>> nan = float("nan")
-    >>> result = forgetting([[0.9, nan, nan], [0.7, 0.8, nan], [0.5, 0.9, 0.7]])
+    >>> result = forgetting_summary([[0.9, nan, nan], [0.7, 0.8, nan], [0.5, 0.9, 0.7]])
     >>> round(result.average_accuracy.mean, 3), round(result.backward_transfer.mean, 3)
     (0.7, -0.15)
     """

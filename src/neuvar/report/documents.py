@@ -170,7 +170,7 @@ def summary_markdown(claims: Sequence[Claim], *, linked: bool = False) -> str:
     """All claims and their verdicts as one table.
 
     Args:
-        claims: from :func:`neuvar.report.gather`.
+        claims: from :func:`neuvar.report.gather_claims`.
         linked: whether titles link to the sections of :func:`report_markdown`.
     """
     rows = [["no.", "claim", "verdict", "scale", "n", "runs"], ["---"] * 4 + ["---:", "---"]]
@@ -219,7 +219,7 @@ def _finding(finding: Finding) -> list[str]:
     return [*parts, settings, f"```sh\n{finding.command}\n```", f"{escape(origin)}."]
 
 
-def page(claims: Sequence[Claim]) -> str:
+def report_page(claims: Sequence[Claim]) -> str:
     """All claims as a page. All text is escaped, and the page may load nothing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

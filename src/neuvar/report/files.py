@@ -13,8 +13,8 @@ from neuvar.experiments.experiment import SCALES
 from neuvar.experiments.findings import Panel, Verdict
 from neuvar.pages import escape_markdown as escape
 from neuvar.report.documents import (
-    page,
     report_markdown,
+    report_page,
     summary_markdown,
     table_markdown,
     total_time,
@@ -55,13 +55,13 @@ def write(claims: Sequence[Claim], out: Path | str) -> Report:
     of these claims that an earlier report drew and this one does not are removed.
 
     Args:
-        claims: from :func:`gather`.
+        claims: from :func:`gather_claims`.
         out: the folder to write to.
 
     >>> import tempfile
-    >>> from neuvar.report import gather, load
+    >>> from neuvar.report import gather_claims, load
     >>> folder = tempfile.TemporaryDirectory()
-    >>> report = write(gather(load([Path("results/cpu.jsonl")]), []), folder.name)
+    >>> report = write(gather_claims(load([Path("results/cpu.jsonl")]), []), folder.name)
     >>> sorted(path.name for path in Path(folder.name).iterdir())
     ['index.html', 'report.md']
     >>> folder.cleanup()
@@ -84,7 +84,7 @@ def write(claims: Sequence[Claim], out: Path | str) -> Report:
             shown, ["svg"] if isinstance(shown, Verdict) else KINDS
         ).items()
     }
-    texts = {"report.md": report_markdown(claims), "index.html": page(claims)}
+    texts = {"report.md": report_markdown(claims), "index.html": report_page(claims)}
     write_files(files | {out / name: text.encode() for name, text in texts.items()})
     names = {f"{claim.experiment.name}-{scale}" for claim in claims for scale in SCALES}
     names |= {f"{name}-verdict" for name in names} | {"overview"}
@@ -103,7 +103,7 @@ def insert(path: Path | str, claims: Sequence[Claim], *, figures: Path | str | N
 
     Args:
         path: the document, in Markdown; it is replaced only if something changes.
-        claims: from :func:`neuvar.report.gather`.
+        claims: from :func:`neuvar.report.gather_claims`.
         figures: the folder with the figures of a report, for documents that show them.
 
     Returns:

@@ -133,7 +133,7 @@ def load(files: Iterable[Path]) -> dict[Scale, Lines]:
     return dict(lines)
 
 
-def gather(
+def gather_claims(
     results: Mapping[Scale, Lines],
     experiments: Iterable[Experiment],
     scales: Sequence[Scale] = (),
@@ -148,7 +148,7 @@ def gather(
         scales: which scales to show; by default paper and cpu, or smoke if there is nothing else.
 
     >>> from neuvar.experiments import EXPERIMENTS
-    >>> claims = gather({"cpu": {}}, EXPERIMENTS.values())
+    >>> claims = gather_claims({"cpu": {}}, EXPERIMENTS.values())
     >>> len(claims) == len(EXPERIMENTS), claims[0].findings
     (True, ())
     """
@@ -175,7 +175,7 @@ def gather(
         for problem in problems.values():
             warnings.warn(problem, stacklevel=2)
     if not scales and not any(claim.findings for claim in claims):
-        return gather(results, chosen, ["smoke"])
+        return gather_claims(results, chosen, ["smoke"])
     return tuple(claims)
 
 
