@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 
+from neuvar.continual import EWC, MAS, PENALTIES, SI, STREAMS, rotated_tasks
 from neuvar.data import Dataset, Split, load, normalization
 from neuvar.experiments import EXPERIMENTS, Result, run_one, runner
 from neuvar.experiments.findings import Verdict
 from neuvar.experiments.run_spec import Tasks, Training
 from neuvar.experiments.runner import RunContext, noisy_dataset
 from neuvar.labels import corrupt
+from neuvar.models import NETWORKS, mlp
 from neuvar.noise import Draw
 from neuvar.train import Checkpoint
 from tests.trainings import StoppedError, StoppingCheckpoint
@@ -157,10 +159,10 @@ class TestData:
     @pytest.mark.parametrize(
         ("wrong", "word"),
         [
-            ({"stream": "rotated"}, "stream must be permuted or split"),
-            ({"penalty": "l2"}, "penalty must be ewc, si, mas or empty"),
-            ({"model": "resnet-10"}, "model must be mlp for a run of tasks"),
-            ({"stream": "split", "tasks": 6}, "tasks must be from 1 to 5, got 6"),
+            ({"stream": "spiral"}, "stream must be one of permuted, split.*, got 'spiral'"),
+            ({"penalty": "lasso"}, "penalty must be one of ewc, si, mas.*, got 'lasso'"),
+            ({"model": "resnet-10", "stream": "split"}, "model must be mlp for tasks with several"),
+            ({"stream": "split", "tasks": 6}, "tasks must be an integer from 1 to 5, got 6"),
             ({"tasks": 0}, "tasks must be"),
         ],
         ids=str,
@@ -168,6 +170,29 @@ class TestData:
     def test_bad_tasks_get_a_sentence(self, wrong, word):
         with pytest.raises(ValueError, match=word):
             run_one(Tasks(**(SMALL | wrong)))
+
+
+def test_tasks_with_a_network_a_stream_and_a_penalty_of_ones_own(monkeypatch):
+    calls = []
+
+    def one_angle(data, tasks, *, seed):
+        calls.append((tasks, seed))
+        return rotated_tasks(data, [90.0] * tasks)
+
+    def weak(strength, *, fisher, seed):
+        calls.append((strength, fisher, seed))
+        return MAS(strength)
+
+    monkeypatch.setitem(STREAMS, "one-angle", one_angle)
+    monkeypatch.setitem(PENALTIES, "weak", weak)
+    monkeypatch.setitem(NETWORKS, "linear", lambda *, classes, seed, shape, width: mlp(
+        (math.prod(shape), width, classes), seed=seed
+    ))  # fmt: skip
+    own = {"stream": "one-angle", "penalty": "weak", "strength": 0.1, "model": "linear"}
+    result = run_one(Tasks(**(SMALL | own | {"tasks": 2, "width": 8, "seed": 3})))
+    assert calls == [(2, 3), (0.1, "exact", 3)]
+    assert result["parameters"] == 784 * 8 + 8 + 8 * 10 + 10
+    assert [len(row) for row in result["accuracies"]] == [1, 2]
 
 
 class TestOutcome:
@@ -216,12 +241,12 @@ class TestOutcome:
     def test_optimizers_and_importances_of_tasks(self, monkeypatch, keep):
         """One optimizer for all tasks, or new ones with noise of their own; none for the last."""
         optimizers, remembered = [], []
-        fit, remember = runner.fit, runner.MAS.after_task
+        fit, remember = runner.fit, MAS.after_task
         monkeypatch.setattr(
             runner, "fit", lambda m, b, o, **rest: (optimizers.append(o), fit(m, b, o, **rest))[1]
         )
         monkeypatch.setattr(
-            runner.MAS,
+            MAS,
             "after_task",
             lambda *given: (remembered.append(len(optimizers) - 1), remember(*given)),
         )
@@ -394,7 +419,7 @@ class TestResume:
             pytest.skip("nothing follows the last task that its importances would be for")
         run = self.tasks(stream, penalty, keep)
         expected, path = self.undisturbed(run), tmp_path / "c.pt"
-        owner = {"ewc": runner.EWC, "si": runner.SI}[penalty] if where == "after_task" else runner
+        owner = {"ewc": EWC, "si": SI}[penalty] if where == "after_task" else runner
         original, calls = getattr(owner, where), []
         most = {"fit": task + 1, "after_task": task + 1, "evaluate": (task + 1) * (task + 2) // 2}
 

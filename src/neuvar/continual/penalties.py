@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,7 +173,7 @@ class Penalty(ABC):
             raise ValueError("model has no parameters")
         return params
 
-    def _protect(self, model: nn.Module, importance: Weights, *, gamma: float | None) -> None:
+    def protect(self, model: nn.Module, importance: Weights, *, gamma: float | None = None) -> None:
         r"""Add a term with these importances around the current clean weights.
 
         With ``gamma``, earlier importances are multiplied by it and move to the current weights.
@@ -265,7 +267,7 @@ class EWC(Penalty):
         self._parameters(model)  # refuse another model before the expensive part
         seed = (self.seed + self.tasks) % 2**32
         importance = diagonal_fisher(model, data, kind=self.fisher, seed=seed, **arguments)
-        self._protect(model, importance, gamma=self.gamma if self.mode == "online" else None)
+        self.protect(model, importance, gamma=self.gamma if self.mode == "online" else None)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"mode": self.mode}
@@ -301,7 +303,7 @@ class MAS(Penalty):
 
     def after_task(self, model: nn.Module, data: Data, **arguments: Any) -> None:
         self._parameters(model)
-        self._protect(model, output_sensitivity(model, data, **arguments), gamma=1.0)
+        self.protect(model, output_sensitivity(model, data, **arguments), gamma=1.0)
 
 
 class SI(Penalty):
@@ -419,10 +421,25 @@ class SI(Penalty):
         for name, path in self._path.items():
             moved = clean_copy(params[name]) - self._start[name]
             importance[name] = path.clamp(min=0) / (moved.square() + self.damping)
-        self._protect(model, importance, gamma=1.0)
+        self.protect(model, importance, gamma=1.0)
         self._start, self._path = {}, {}
         self._reset_step()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._reset_step()
+
+
+def _without_fisher(kind: Callable[[float], Penalty], strength: float, **_: Any) -> Penalty:
+    return kind(strength)
+
+
+PENALTIES: dict[str, Callable[..., Penalty]] = {
+    "ewc": EWC,
+    "si": partial(_without_fisher, SI),
+    "mas": partial(_without_fisher, MAS),
+}
+"""Functions by name, called as ``function(strength, fisher=..., seed=...)``; you may add your own.
+
+They are the values of ``penalty`` of :class:`neuvar.experiments.Tasks`.
+"""

@@ -223,3 +223,15 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
 def _rotated(split: Split, degrees: float) -> Split:
     return Split(rotate(split.images, degrees), split.labels)
+
+
+def _first_split(data: Dataset, tasks: int, *, seed: int) -> Stream:
+    stream = split_tasks(data)
+    return stream[: _validate.integer("tasks", tasks, low=1, high=len(stream))]
+
+
+STREAMS: dict[str, Callable[..., Stream]] = {"permuted": permuted_tasks, "split": _first_split}
+"""Functions by name, called as ``function(data, tasks, seed=...)``; you may add your own.
+
+They are the values of ``stream`` of :class:`neuvar.experiments.Tasks`.
+"""

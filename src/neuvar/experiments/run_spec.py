@@ -146,9 +146,9 @@ class Tasks(RunSpec):
     """One network that learns several tasks in turn.
 
     Attributes:
-        stream: "permuted" or "split".
+        stream: name of a stream, such as "permuted"; see :data:`neuvar.continual.STREAMS`.
         tasks: number of tasks.
-        penalty: "ewc", "si", "mas" or "" for none.
+        penalty: name of a penalty, see :data:`neuvar.continual.PENALTIES`; "" for none.
         fisher: kind of Fisher information that EWC uses.
         strength: λ of the penalty.
         keep_optimizer: whether one optimizer is used for all tasks, rather than a new one for each.

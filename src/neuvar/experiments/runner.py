@@ -16,18 +16,19 @@ import torch._dynamo  # the first optimizer would import it, and the run's time 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from neuvar._validate import one_of
 from neuvar.batchnorm import reestimate_batchnorm
-from neuvar.continual import EWC, MAS, SI, Penalty, Stream, permuted_tasks, split_tasks
+from neuvar.continual import PENALTIES, STREAMS, Penalty, Stream
 from neuvar.data import Augmentation, Batches, Dataset, Normalization, Split, load, normalization
 from neuvar.experiments.run_spec import Run, Tasks, Training
 from neuvar.labels import corrupt
 from neuvar.measures import label_memorization, neural_variability
-from neuvar.models import MultiHead, build, mlp, multi_head
+from neuvar.models import MultiHead, build, multi_head
 from neuvar.train import Checkpoint, evaluate, fit, make_optimizer
 
 EVALUATION_BATCH = 500
 WIDTH = 1024
-"""Default number of units in each hidden layer of a network that learns tasks."""
+"""Default number of units in each hidden layer of a network with several heads."""
 PERTURBED_DRAWS = 6
 """Noise draws that are averaged for each scale in ``eval_noise``."""
 LOWER_IS_BETTER = ("loss", "memorized")
@@ -376,31 +377,27 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
 
 
 def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty | None]:
-    """The tasks, the paper's fully connected network with the heads that they need, the penalty."""
-    if run.model != "mlp":
-        raise ValueError(f"model must be mlp for a run of tasks, got {run.model!r}")
-    if run.stream == "permuted":
-        stream = permuted_tasks(context.data, run.tasks, seed=run.seed)
-    elif run.stream == "split":
-        stream = split_tasks(context.data)
-        if run.tasks > len(stream):
-            raise ValueError(f"tasks must be from 1 to {len(stream)}, got {run.tasks}")
-        stream = stream[: run.tasks]
-    else:
-        raise ValueError(f"stream must be permuted or split, got {run.stream!r}")
-    layers = [context.data.train.images[0].numel(), *[run.width or WIDTH] * 2]
+    """The tasks, a network with the heads that they need, and the penalty."""
+    stream = STREAMS[one_of("stream", run.stream, STREAMS)](context.data, run.tasks, seed=run.seed)
+    shape = tuple(context.data.train.images.shape[1:])
     network: nn.Module
     if len(stream.outputs) == 1:
-        network = mlp([*layers, *stream.outputs], seed=run.seed)
-    else:
+        network = build(
+            run.model,
+            classes=stream.outputs[0],
+            seed=run.seed,
+            width=run.width or None,
+            shape=shape if len(shape) == 3 else (1, *shape),
+        )
+    elif run.model == "mlp":
+        layers = [math.prod(shape), *[run.width or WIDTH] * 2]
         network = multi_head([*layers, stream.outputs], seed=run.seed)
-    penalty: Penalty | None = None
-    if run.penalty == "ewc":
-        penalty = EWC(run.strength, fisher=run.fisher, seed=run.seed)
-    elif run.penalty in ("si", "mas"):
-        penalty = (SI if run.penalty == "si" else MAS)(run.strength)
-    elif run.penalty:
-        raise ValueError(f"penalty must be ewc, si, mas or empty, got {run.penalty!r}")
+    else:
+        raise ValueError(f"model must be mlp for tasks with several heads, got {run.model!r}")
+    penalty = None
+    if run.penalty:
+        make = PENALTIES[one_of("penalty", run.penalty, PENALTIES)]
+        penalty = make(run.strength, fisher=run.fisher, seed=run.seed)
     return stream, network, penalty
 
 
