@@ -802,7 +802,7 @@ class TestDecisions:
         with pytest.raises(ValueError, match="elsewhere has no readable result of neuvar clean"):
             write_decided(written.source, Path("elsewhere"), path)
         other = cleaning(seed=5, names=written.issues.names).source
-        with pytest.raises(ValueError, match="must be the result for the same data and labels"):
+        with pytest.raises(ValueError, match="holds results for other data or labels"):
             write_decided(other, Path("out"), path)
         assert len(write_decided(written.source, Path("out"), path)) == 0
 

@@ -245,7 +245,7 @@ class TestBSchedule:
             self.trained(checkpoint=path, rule=Linear(99))
         model = network(dropout=True)
         opt = NVRMSGD(model.parameters(), lr=0.05, b=0.2)
-        with pytest.raises(ValueError, match="training with a b_schedule"):
+        with pytest.raises(ValueError, match="saved with a b_schedule; this run has none"):
             fit(
                 model, Chunks(), opt, epochs=EPOCHS, checkpoint=path,
                 schedule=StepLR(opt, 1, gamma=0.7),

@@ -145,7 +145,7 @@ def assign_places(
 
 
 def _same_on_any_disk(name: str) -> str:
-    """The same text for names that some file system takes for one."""
+    """Normalize names that some file systems treat as equal."""
     return unicodedata.normalize("NFC", name.casefold())
 
 

@@ -266,7 +266,7 @@ def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
-        raise ValueError(f"{out} must be the result for the same data and labels, it is not")
+        raise ValueError(f"{out} holds results for other data or labels")
     decided = read_decisions(decisions, source)
     files = _label_files(source, decided_labels(source, decided))
     files["summary.json"] = _json(summary | {"decisions": len(decided)})

@@ -69,7 +69,7 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
     """
     x, n = np.asarray(samples, float), len(samples)
     if n < 2:
-        raise ValueError(f"an error needs at least 2 samples, got {n}")
+        raise ValueError(f"a standard error needs at least 2 samples, got {n}")
     mean, stderr = _mean_and_error(x)
     if not math.isfinite(mean) or stderr == 0:
         return mean

@@ -62,7 +62,7 @@ def reshard(params: Iterable[Tensor]) -> None:
 
 
 def relative_size(p: Tensor, weights: Tensor, relative_to: str | None) -> Tensor | None:
-    """What noise relative to the weights is multiplied by; None if it is absolute.
+    """Factor by which relative noise is scaled; None if the noise is absolute.
 
     It is the root mean square of a ``"tensor"``, or of each ``"filter"`` (its first index; a
     tensor with one dimension is one filter), or each ``"weight"`` itself.

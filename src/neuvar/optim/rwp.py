@@ -1,4 +1,4 @@
-"""Random weight perturbation: noise as large as the filters, and a clean gradient beside it."""
+"""Random weight perturbation: noise scaled by filter norms, with or without a clean gradient."""
 
 from __future__ import annotations
 

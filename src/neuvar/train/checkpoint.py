@@ -117,8 +117,10 @@ def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, stri
             raise ValueError(f"the checkpoint is of another model: {name!r} differs")
     for name in ("schedule", "penalty", "b_schedule"):
         if (own[name] is None) != (saved[name] is None):
-            has = "without" if saved[name] is None else "with"
-            raise ValueError(f"the checkpoint is of a training {has} a {name}")
+            with_or_without, this = ("without", "one") if saved[name] is None else ("with", "none")
+            raise ValueError(
+                f"the checkpoint was saved {with_or_without} a {name}; this run has {this}"
+            )
     if bool(own["scaler"]) != bool(saved["scaler"]):
         raise ValueError("the checkpoint is of another precision: only fp16 has a scaler")
     for name, known in saved["kind"].items():
