@@ -121,11 +121,11 @@ def test_cifar10h_reads_counts_and_probabilities(tmp_path, scale, dtype):
         assert result.counts[3].tolist() == [0, 0, 0, 40, 10, 0, 0, 0, 0, 0]
     else:
         assert result.counts is None
-    one, other = result.sample(0), result.sample(1)
+    one, other = result.sample(seed=0), result.sample(seed=1)
     assert one.rate == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / 10_000) ** 0.5)
-    assert one.hash == result.sample(0).hash != other.hash
+    assert one.hash == result.sample(seed=0).hash != other.hash
     assert set(((one.noisy - one.clean) % 10).tolist()) == {0, 1}
-    assert labels.cifar10h(path).sample(0).noisy.equal(one.noisy)
+    assert labels.cifar10h(path).sample(seed=0).noisy.equal(one.noisy)
     assert labels.cifar10h(path).majority.rate is None
 
 

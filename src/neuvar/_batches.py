@@ -124,7 +124,7 @@ def inputs_and_labels(
     for batch in [data] if one_batch else data:
         inputs, labels = _split(batch)
         if needs_labels and labels is None:
-            raise ValueError("data has inputs only; this kind of Fisher information needs labels")
+            raise ValueError("data has inputs only, but labels are needed")
         if labels is None:
             labels = torch.zeros(len(inputs), dtype=torch.int64)
         if needs_labels and len(inputs) and (labels.ndim != 1 or labels.dtype not in LABEL_TYPES):

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar._validate import integer, one_of
+from neuvar import _validate
+from neuvar._validate import one_of
 from neuvar.labels.noisy_labels import (
     MAX_CLASSES,
     UNIT,
@@ -47,7 +48,7 @@ def symmetric(
         labels: clean labels, integers from 0.
         rate: share of labels to flip, in [0, 1).
         classes: number of classes.
-        seed: any integer.
+        seed: an integer from 0 to 2**32 - 1.
         exact: True for exact counts, False to flip every label independently; see :func:`flip`.
 
     >>> symmetric([0, 1, 2] * 100, 0.4, classes=3, seed=0).counts
@@ -192,7 +193,7 @@ def instance(
     >>> instance([0, 1, 2, 3] * 5, 0.4, features=x, classes=4, seed=0).rate
     0.4
     """
-    k, r, seed = checked_classes(classes), checked_rate(rate), integer("seed", seed)
+    k, r, seed = checked_classes(classes), checked_rate(rate), _validate.seed(seed)
     clean = checked_labels("labels", labels, k)
     x = _checked_features(features, len(clean))
     y = clean.cpu()
@@ -280,7 +281,7 @@ def corrupt(
         kind: one of :data:`KINDS`. For the next four arguments see :func:`symmetric`.
         labels: clean labels.
         rate: share of labels.
-        seed: any integer.
+        seed: an integer from 0 to 2**32 - 1.
         exact: whether counts are exact.
         options: other arguments of the kind, such as ``classes``, ``coarse`` or ``features``.
 

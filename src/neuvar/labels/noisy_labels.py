@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar import _validate
 from neuvar._validate import integer, number
 
 Array = np.ndarray[Any, Any]
@@ -136,7 +137,7 @@ def flip(labels: Integers, matrix: Any, *, seed: int, exact: bool = True) -> Noi
     Args:
         labels: clean labels, a tensor, an array or a list of integers; not modified.
         matrix: row-stochastic, one row and one column for each class.
-        seed: any integer.
+        seed: an integer from 0 to 2**32 - 1.
         exact: True for exact counts, False to flip every label independently.
 
     >>> result = flip([0] * 10 + [1] * 10, [[0.7, 0.3], [0.1, 0.9]], seed=0)
@@ -152,7 +153,7 @@ def flip_by(
     transition: Array, labels: Integers, seed: int, exact: bool, **facts: Any
 ) -> NoisyLabels:
     """Flip labels by a valid transition matrix; ``facts`` are for the provenance."""
-    classes, seed = len(transition), integer("seed", seed)
+    classes, seed = len(transition), _validate.seed(seed)
     clean = checked_labels("labels", labels, classes)
     y = clean.cpu().numpy()
     if exact:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar._validate import integer, one_of
+from neuvar import _validate
+from neuvar._validate import one_of
 from neuvar.labels.label_files import from_array, read_content
 from neuvar.labels.noisy_labels import (
     Array,
@@ -146,9 +147,9 @@ class SoftLabels:
     def __len__(self) -> int:
         return len(self.probabilities)
 
-    def sample(self, seed: int) -> NoisyLabels:
+    def sample(self, *, seed: int) -> NoisyLabels:
         """The label of one random person for each example; the same for the same seed."""
-        seed, clean = integer("seed", seed), self.majority.clean
+        seed, clean = _validate.seed(seed), self.majority.clean
         levels = self.probabilities.cumsum(1)
         u = torch.from_numpy(random_uniforms(seed, "soft", len(self)))
         drawn = (u[:, None] >= levels / levels[:, -1:]).sum(1)
