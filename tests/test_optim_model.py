@@ -10,12 +10,14 @@ import pickle
 import sys
 import threading
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import neuvar
@@ -312,6 +314,19 @@ def test_in_place_noise_is_not_in_state_dicts(look, moment):
     assert not model._state_dict_hooks
 
 
+@pytest.mark.parametrize("copying", [copy.deepcopy, pickle.dumps, AveragedModel])
+def test_models_with_noise_in_place_cannot_be_copied_until_the_step(copying):
+    model, optimizer = known("replay")
+    copying(model)
+    (model(batch(3)[0]) - batch(3)[1]).square().mean().backward()
+    with pytest.raises(RuntimeError, match="between a training pass and step"):
+        copying(model)
+    with optimizer.denoised():
+        copying(model)
+    optimizer.step()
+    copying(model)
+
+
 @modes
 @pytest.mark.parametrize("between", ["eval", "no_grad", "state_dict", "deepcopy", "average", "all"])
 def test_what_is_looked_at_in_the_midst_of_a_step_changes_no_gradient(mode, between):
@@ -335,10 +350,13 @@ def test_what_is_looked_at_in_the_midst_of_a_step_changes_no_gradient(mode, betw
             torch.testing.assert_close(model(tokens(6)), twin(tokens(6)))
     if between in ("state_dict", "all"):
         torch.testing.assert_close(state(model), theta)
+    refused = pytest.raises(RuntimeError, match="copied") if mode == "replay" else nullcontext()
     if between in ("deepcopy", "all"):
-        copy.deepcopy(model)
+        with refused:
+            copy.deepcopy(model)
     if between in ("average", "all"):
-        averaged(model)
+        with refused:
+            averaged(model)
     loss.backward()
     optimizer.step()
     mixed_step(twin, other, 3)

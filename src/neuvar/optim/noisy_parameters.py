@@ -494,16 +494,11 @@ class NoisyParameters(WeightNoise):
         """Make the model's ``state_dict()`` return clean weights until the noise is removed."""
         if self.model is None or self._hooks:
             return
-        ref = weakref.ref(self)
-
-        def clean_state(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
-            if (weights := ref()) is not None:
-                weights._clean_state(state, prefix)
-
+        hook = _CleanState(self)
         modules = self.model.modules()
-        self._hooks = [module.register_state_dict_post_hook(clean_state) for module in modules]
+        self._hooks = [module.register_state_dict_post_hook(hook) for module in modules]
 
-    def _clean_state(self, state: dict[str, Any], prefix: str) -> None:
+    def clean_state(self, state: dict[str, Any], prefix: str) -> None:
         live = {local(p).data_ptr(): p for p in self.carried if local(p).numel()}
         for key, value in state.items():
             if isinstance(value, Tensor) and not value.requires_grad and key.startswith(prefix):
@@ -604,6 +599,24 @@ class NoisyParameters(WeightNoise):
                 self.mode.load_noisy(p, saved[p], term, noisy=p in noisy)
         self._torn = False
         self._mark_all()
+
+
+class _CleanState:
+    """Hook for ``state_dict()`` that replaces perturbed weights; it refuses to be copied."""
+
+    def __init__(self, weights: NoisyParameters) -> None:
+        self._weights = weakref.ref(weights)
+
+    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        if (weights := self._weights()) is not None:
+            weights.clean_state(state, prefix)
+
+    def __reduce__(self) -> Any:  # called by pickle and copy
+        raise RuntimeError(
+            "the model cannot be copied or pickled between a training pass and step(): its "
+            "parameters hold noise, because they are sharded or mode='replay' is used; copy it "
+            "after step() or inside optimizer.denoised(), or save its state_dict()"
+        )
 
 
 def _refuse_backward(gradient: Tensor) -> None:
