@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute
+demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute and a half
 	$(BIN)/neuvar demo
 
 # One thread a process, or two processes get in each other's way on two cores. Tests of a file share

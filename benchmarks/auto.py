@@ -31,6 +31,7 @@ from neuvar.experiments.images import flipped_run
 from neuvar.experiments.permuted import task_run
 from neuvar.experiments.run_spec import Run
 from neuvar.models import build
+from spread import spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 KNOWN = range(3)
@@ -119,27 +120,31 @@ PROBLEMS = {
 
 
 def cell(of_seeds: dict[int, float]) -> str:
-    """Mean and deviation in per cent."""
-    numbers = [100 * number for number in of_seeds.values()]
-    if not numbers:
-        return "–"
-    spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
-    return f"{statistics.fmean(numbers):.1f}{spread}"
+    """Mean and deviation in percent."""
+    return spread(of_seeds.values(), 1, factor=100)
+
+
+def table(folder: Path) -> list[str]:
+    """A row per problem."""
+    columns = ("problem", "n", "plain", "best b", "auto", "auto − best b", "new seeds only")
+    head = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    return head + [row(problem, folder) for problem in PROBLEMS.values()]
 
 
 def row(problem: Problem, folder: Path) -> str:
     """The row of a problem: plain, the best b of the grid with hindsight, and auto."""
-    found = problem.measured(folder)
-    auto, plain = found.pop("auto"), found[0.0]
+    accuracies = problem.measured(folder)
+    auto, plain = accuracies.pop("auto"), accuracies[0.0]
     if not auto or not plain:
         return f"| {problem.title} | 0 | – | – | – | – | – |"
     best = problem.best(folder)
-    gains = {s: 100 * (auto[s] - found[best][s]) for s in auto.keys() & found[best].keys()}
+    fixed = accuracies[best]
+    gains = {s: 100 * (auto[s] - fixed[s]) for s in auto.keys() & fixed.keys()}
     cells = (
         problem.title,
         str(len(gains)),
         cell({s: plain[s] for s in gains if s in plain}),
-        f"{cell({s: found[best][s] for s in gains})} at {best:g}",
+        f"{cell({s: fixed[s] for s in gains})} at {best:g}",
         cell({s: auto[s] for s in gains}),
         mean_gain(gains.values()),
         mean_gain([gains[s] for s in NEW if s in gains]),
@@ -149,8 +154,8 @@ def row(problem: Problem, folder: Path) -> str:
 
 def grid_of(problem: Problem, folder: Path) -> str:
     """Every b of a problem's grid, for the known seeds."""
-    found = problem.measured(folder)
-    known = {b: {s: found[b][s] for s in KNOWN if s in found[b]} for b in problem.grid}
+    accuracies = problem.measured(folder)
+    known = {b: {s: accuracies[b][s] for s in KNOWN if s in accuracies[b]} for b in problem.grid}
     return f"- {problem.title}: " + ", ".join(f"{b:g}: {cell(known[b])}" for b in known)
 
 
@@ -187,7 +192,7 @@ def cost(rounds: int = 9, steps: int = 40) -> str:
     return f"Time of a step relative to a fixed b, median of {rounds} rounds: {', '.join(said)}."
 
 
-def told(event: Any) -> None:
+def print_event(event: Any) -> None:
     """One line for each start and end."""
     if event.kind != "progress":
         run = event.run
@@ -208,17 +213,17 @@ def main() -> None:
         path = options.results / f"{problem.scale}.jsonl"
         grid = () if options.auto else problem.grid
         known = [problem.run_of(b, seed) for b in (*grid, "auto") for seed in KNOWN]
-        sweep(known, path, workers=options.workers, watch=told)
+        sweep(known, path, workers=options.workers, watch=print_event)
         ways = {0.0, problem.best(options.results), "auto"}
         new = [problem.run_of(b, seed) for b in ways for seed in NEW]
-        sweep(new, path, workers=options.workers, watch=told)
-    columns = ("problem", "n", "plain", "best b", "auto", "auto − best b", "new seeds only")
-    lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
-    lines += [row(problem, options.results) for problem in PROBLEMS.values()]
+        sweep(new, path, workers=options.workers, watch=print_event)
     said = "Test accuracy in %: mean ± standard deviation; differences: mean ± standard error."
     grids = "\n".join(grid_of(problem, options.results) for problem in PROBLEMS.values())
-    text = f"{said}\n\n" + "\n".join(lines) + f"\n\nEvery b:\n\n{grids}\n\n{cost()}\n"
-    (options.results / "auto.md").write_text(text)
+    lines, path = "\n".join(table(options.results)), options.results / "auto.md"
+    # Times are not in the lines: without runs, the last measured ones are kept.
+    time_of_step = path.read_text().splitlines()[-1] if options.table else cost()
+    text = f"{said}\n\n{lines}\n\nEvery b:\n\n{grids}\n\n{time_of_step}\n"
+    path.write_text(text)
     print(text)
 
 

@@ -17,7 +17,6 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from neuvar.experiments.run_spec import Training
 from neuvar.labels import corrupt
 from neuvar.models import build
 from neuvar.train.evaluation import autocast
+from spread import spread, unbroken
 
 FOLDS = 5
 FIRST_SEED = 10
@@ -77,7 +77,7 @@ def title(row: str) -> str:
     return words.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
-# Carrying out.
+# Runs.
 
 
 def run_one(run: Training, *, progress: Any = None, **_: Any) -> dict[str, Any]:
@@ -148,10 +148,10 @@ class Trainings:
             seed=run.seed + seed,
             device="cpu",
             precision=run.precision,
-            progress=self.told,
+            progress=self.report_progress,
         )
 
-    def told(self, share: float) -> None:
+    def report_progress(self, share: float) -> None:
         whole = 2 if self.run.auto_b else FOLDS + 2 if self.run.label_noise else 1
         if self.progress is not None:
             self.progress(min(1.0, (self.count - 1 + share) / whole))
@@ -256,14 +256,6 @@ def collected(path: Path) -> dict[str, dict[str, dict[int, dict[str, float]]]]:
     return found
 
 
-def cell(numbers: Sequence[float], digits: int = 3) -> str:
-    if not numbers:
-        return "–"
-    mean = statistics.fmean(numbers)
-    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{mean:.{digits}f}{spread}".replace(" ", "\N{NO-BREAK SPACE}")
-
-
 def head(*columns: str) -> list[str]:
     return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
 
@@ -295,10 +287,10 @@ def judgements(found: Any) -> list[str]:
         ways_shown = (("ours", 1), ("cleanlab", FOLDS), ("cleanlab, by margin", FOLDS))
         for way, cost in (*ways_shown, ("cleanlab on ours", 1)):
             seeds = ways.get(way, {})
-            cells = " | ".join(cell([s[m] for s in seeds.values()]) for m in MEASURES)
+            cells = [spread((s[m] for s in seeds.values()), 3) for m in MEASURES]
             name = f"{NAMES.get(way, way)}, {cost} run{'s' * (cost > 1)}"
-            name = name.replace(" ", "\N{NO-BREAK SPACE}")
-            lines.append(f"| {title(row)} | {name} | {len(seeds)} | {cells} |")
+            measured = " | ".join(map(unbroken, cells))
+            lines.append(f"| {title(row)} | {unbroken(name)} | {len(seeds)} | {measured} |")
     return lines
 
 
@@ -332,9 +324,9 @@ def trainings(found: Any) -> list[str]:
         seeds = sorted(set.intersection(*(set(ways.get(way, {})) for way in order)))
         if not seeds:
             continue
-        numbers = {w: [100 * ways[w][s]["accuracy"] for s in seeds] for w in order}
+        numbers = {w: [ways[w][s]["accuracy"] for s in seeds] for w in order}
         ends = list(zip(numbers["given"], numbers["true"], strict=True))
-        cells = [cell(numbers[w], 1) for w in order]
+        cells = [unbroken(spread(numbers[w], 1, factor=100)) for w in order]
         for way in ("cleanlab", "ours"):
             low, high = (statistics.fmean(side) for side in zip(*ends, strict=True))
             gain = statistics.fmean(numbers[way]) - low
@@ -343,7 +335,7 @@ def trainings(found: Any) -> list[str]:
     return lines
 
 
-def told(event: Any) -> None:
+def print_event(event: Any) -> None:
     if event.kind != "progress":
         run = event.run
         what = (run.data, run.label_noise, run.noise_rate, run.optimizer, f"seed {run.seed}")
@@ -361,7 +353,7 @@ def main() -> None:
     path = options.results / "cleaning.jsonl"
     if not options.table:
         every = dict.fromkeys(run for row in options.rows for run in runs(row, options.seeds))
-        print(sweep(list(every), path, workers=options.workers, run_one=run_one, watch=told))
+        print(sweep(list(every), path, workers=options.workers, run_one=run_one, watch=print_event))
     text = table(path)
     (options.results / "cleaning.md").write_text(text)
     print(text)

@@ -28,6 +28,7 @@ import neuvar
 from neuvar.continual import EWC, MAS, SI, Penalty, Stream, permuted_tasks
 from neuvar.data import Dataset, Split, load
 from neuvar.models import mlp
+from spread import spread
 
 METHODS = {"ewc": EWC, "si": SI, "mas": MAS}
 GRID = {
@@ -168,18 +169,13 @@ def summary(done: list[dict[str, Any]]) -> str:
     keys = list(dict.fromkeys((r["method"], r["strength"], r["b"], r["at"]) for r in test))
     for key in keys:
         runs = [r for r in test if (r["method"], r["strength"], r["b"], r["at"]) == key]
-        cells = [_spread([r[column] for r in runs]) for column in ("first", "mean")]
+        cells = [spread((r[column] for r in runs), 4) for column in ("first", "mean")]
         gains = [r["mean"] - plain[r["seed"]] for r in runs if r["seed"] in plain]
         gain = f"{statistics.mean(gains):+.4f}" if any(gains) else ""
         if gain and len(gains) > 1:
             gain += f" ± {statistics.stdev(gains) / math.sqrt(len(gains)):.4f}"
         rows.append("| " + " | ".join([*map(str, key), str(len(runs)), *cells, gain]) + " |")
     return "\n".join(rows)
-
-
-def _spread(values: list[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{deviation}"
 
 
 def main() -> None:

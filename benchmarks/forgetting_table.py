@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from forgetting_methods import METHODS, SEEDS, Method, chosen, held_out_accuracy, setting_of
 from forgetting_training import Setting
 from neuvar.measures.estimate import student_quantile
+from spread import spread
 
 Lines = Sequence[dict[str, Any]]
 
@@ -45,9 +47,9 @@ def methods_table(
         if not runs:
             continue
         columns = [
-            spread([run["final"][0] for run in runs.values()]),
-            spread([run["final"][-1] for run in runs.values()]),
-            spread([run["mean"] for run in runs.values()]),
+            percent(run["final"][0] for run in runs.values()),
+            percent(run["final"][-1] for run in runs.values()),
+            percent(run["mean"] for run in runs.values()),
             "" if method is baseline else difference(runs, reference),
         ]
         n = count(len(runs), planned)
@@ -70,7 +72,7 @@ def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Me
         both = sorted(plain.keys() & noisy.keys())
         if not both:
             continue
-        means = [spread([runs[seed]["mean"] for seed in both]) for runs in (plain, noisy)]
+        means = [percent(runs[seed]["mean"] for seed in both) for runs in (plain, noisy)]
         cells = [f"{setting.b:g}", count(len(both), planned), *means, difference(noisy, plain)]
         rows.append(f"| {method.without_noise} | {' | '.join(cells)} |")
     return rows
@@ -122,10 +124,7 @@ def count(done: int, planned: int) -> str:
     return str(done) if done >= planned else f"{done} of {planned}"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation in percent."""
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else mean
+percent = partial(spread, digits=2, factor=100)
 
 
 def describe(setting: Setting) -> str:

@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from neuvar.data import load
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
 from neuvar.measures.estimate import student_quantile
+from spread import spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 CHOICE_SEED, SEEDS = 1000, 10
@@ -335,14 +336,12 @@ def table(lines: Sequence[Line]) -> list[str]:
     return rows
 
 
-def cell(found: Sequence[float], setting: Setting) -> str:
+def cell(accuracies: Sequence[float], setting: Setting) -> str:
     words = ", ".join(f"{NAMES.get(k, k)} = {v:g}" for k, v in setting.items())
-    return spread(found) + (f"<br>{words}" if words else "")
+    return percent(accuracies) + (f"<br>{words}" if words else "")
 
 
-def spread(found: Sequence[float]) -> str:
-    mean = f"{100 * statistics.fmean(found):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(found):.1f}" if len(found) > 1 else mean
+percent = partial(spread, digits=1, factor=100)
 
 
 def main() -> None:

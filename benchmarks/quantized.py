@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 import moved_weights
 import neuvar
-from moved_weights import BATCH, EPOCHS, LR, RESULTS, Data, Line, Setting, interval, key, spread
+from moved_weights import BATCH, EPOCHS, LR, RESULTS, Data, Line, Setting, interval, key, percent
 from neuvar import measures
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
@@ -178,7 +178,7 @@ def _costs(found: dict[str, dict[int, Any]]) -> list[str]:
     for method in NO_PREPARATION:
         if runs := list(found.get(method, {}).values()):
             cells = [_change([run["real"][name] - run["clean"] for run in runs]) for name in names]
-            full = spread([run["clean"] for run in runs])
+            full = percent([run["clean"] for run in runs])
             rows.append(f"| {method} | {len(runs)} | {full} | {' | '.join(cells)} |")
     return rows
 
@@ -210,12 +210,12 @@ def _few_bits(found: dict[str, dict[int, Any]]) -> list[str]:
     rows = _head("training", "n", "full precision", *rounded, *real)
     for method, own in found.items():
         runs = list(own.values())
-        cells = [spread([run["clean"] for run in runs])]
+        cells = [percent([run["clean"] for run in runs])]
         cells += [
-            spread([run["simulated"][f"{by}, {bits} bits"] for run in runs])
+            percent([run["simulated"][f"{by}, {bits} bits"] for run in runs])
             for by, bits in settings
         ]
-        cells += [spread([run["real"][name] for run in runs]) for name in real]
+        cells += [percent([run["real"][name] for run in runs]) for name in real]
         rows.append(f"| {method} | {len(runs)} | {' | '.join(cells)} |")
     return rows
 

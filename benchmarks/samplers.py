@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 import neuvar
 from neuvar.data import load
+from spread import spread
 
 OPTIMIZERS = {
     "table": lambda model, seed: neuvar.NVRMAdam(model, weight_decay=1e-4, b=0.03, seed=seed),
@@ -72,7 +73,7 @@ def summary(runs: list[dict[str, object]]) -> str:
         if len(accuracy) < 2:
             continue
         columns = [[a[0] for a in accuracy], [sum(a) / len(a) for a in accuracy]]
-        cells = [f"{statistics.mean(c):.4f} ± {statistics.stdev(c):.4f}" for c in columns]
+        cells = [spread(c, 4) for c in columns]
         lines.append(f"| {name} | {len(accuracy)} | {' | '.join(cells)} |")
     pairs = {run["seed"]: {} for run in runs}
     for run in runs:
@@ -90,7 +91,7 @@ def summary(runs: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Carry out the runs that are missing and print the summary."""
+    """Run what is missing and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("results/samplers.jsonl"))

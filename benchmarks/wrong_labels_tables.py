@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from neuvar.measures.estimate import student_quantile
+from spread import spread, unbroken
 from wrong_labels_plan import (
     ARMS,
     CHOICE_SEEDS,
@@ -97,15 +98,12 @@ def difference(values: dict[int, float], other: dict[int, float], *, scale: floa
     return unbroken(f"{mean:+.{digits}f} [{low}, {high}]")
 
 
-def spread(values: Sequence[float], *, scale: float = 100) -> str:
-    digits, unit = (1, " %") if scale == 100 else (3, "")
-    scaled = [scale * value for value in values]
-    deviation = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return unbroken(f"{statistics.fmean(scaled):.{digits}f}{deviation}{unit}")
+def number(values: Sequence[float]) -> str:
+    return unbroken(spread(values, 3))
 
 
-def unbroken(text: str) -> str:
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
+def percent(values: Sequence[float]) -> str:
+    return unbroken(spread(values, 1, factor=100, unit=" %"))
 
 
 NAMES = {"dropout": "p", "b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
@@ -187,14 +185,14 @@ def accuracy_table(lines: list[Line], name: str) -> list[str]:
             counted(lines, name, arm),
         ]
         for measure in ("test", "memorized"):
-            cells += [spread(column(seeds, stage_value(stage, measure))) for stage in STAGES]
+            cells += [percent(column(seeds, stage_value(stage, measure))) for stage in STAGES]
         for stage in STAGES:
             values = by_seed(seeds, stage_value(stage))
             cells.append(against(base, (arm, stage), values))
         rows.append(f"| {' | '.join(cells)} |")
     if base is not None:
         arm, stage = base[0]
-        fitted = spread(column(arms["SGD"], stage_value("last", "fitted")))
+        fitted = percent(column(arms["SGD"], stage_value("last", "fitted")))
         rows += [
             "",
             f"Baseline: {arm}, {STAGES[stage]}, the best of the simple ones on the test set. "
@@ -287,7 +285,7 @@ def finding_table(lines: list[Line], name: str, cleaning: Sequence[Line]) -> lis
         cells = [titled(arm, chosen(lines, name, arm)), counted(lines, name, arm)]
         for score in SCORES:
             pair = (column(seeds, score_value(score, measure)) for measure in MEASURES)
-            cells.append("<br>".join(spread(values, scale=1) for values in pair))
+            cells.append("<br>".join(number(values) for values in pair))
         for measure, base in bases.items():
             score = best_score(seeds, measure)
             values = by_seed(seeds, score_value(score, measure))
@@ -295,7 +293,7 @@ def finding_table(lines: list[Line], name: str, cleaning: Sequence[Line]) -> lis
         rows.append(f"| {' | '.join(cells)} |")
     if found := from_cleaning(cleaning, name, "cleanlab"):
         pair = ([numbers[measure] for numbers in found.values()] for measure in MEASURES)
-        own = "<br>".join(spread(values, scale=1) for values in pair)
+        own = "<br>".join(number(values) for values in pair)
         # It ranks by the probability that the label has in a network that has not seen it.
         scores = [own if score == "mean probability" else "" for score in SCORES]
         gains = [
@@ -356,7 +354,7 @@ def tried(lines: Sequence[Line]) -> tuple[str, str]:
     losses, accuracies = (
         [line["last"][measure] for line in lines] for measure in ("held_out_loss", "held_out")
     )
-    return spread(losses, scale=1), spread(accuracies)
+    return number(losses), percent(accuracies)
 
 
 def is_chosen(lines: Sequence[Line], name: str, arm: str, setting: Setting) -> bool:

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "frameworks.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "frameworks.md"
 BEGIN, END = "<!-- made by tools/frameworks.py -->", "<!-- end -->"
 COLUMNS = ("evaluation", "checkpoint", "resume", "accumulation", "clipping", "AMP", "auto")
 LIGHTNING = "test_evaluation_and_checkpoints_are_clean"
@@ -224,29 +224,16 @@ def table(rows: list[Row], found: dict[str, dict[str, bool]]) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def summary(made: str) -> str:
-    """The table in three columns: the framework, its version, and the columns that are "yes"."""
-    lines = ["| framework | version | tested |", "| --- | --- | --- |"]
-    rows = [line for line in made.splitlines() if line.startswith("|")]
-    for row in rows[2:]:
-        name, release, *cells = (cell.strip() for cell in row.strip("|").split("|"))
-        yes = [column for column, cell in zip(COLUMNS, cells, strict=True) if cell == "yes"]
-        tested = "all of these" if len(yes) == len(COLUMNS) else ", ".join(yes)
-        lines.append(f"| {name} | {release} | {tested} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the documents")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
     options = parser.parse_args()
     made = table(ROWS, outcomes(tests_of(ROWS)))
     print(made)
     if options.write:
-        for page, content in ((PAGE, made), (README, summary(made))):
-            before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-            text = f"{before}{BEGIN}\n\n{content}\n\n{END}{rest.partition(END)[2]}"
-            page.write_text(text, encoding="utf-8")
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        text = f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+        PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,18 +20,31 @@ from neuvar.experiments.run_spec import as_dict, from_dict
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
+from spread import spread, unbroken  # noqa: E402 - a neighbour of the benchmarks
+
 RESULTS = ROOT / "results"
-NO_BREAK = "\N{NO-BREAK SPACE}"
 DOCUMENTS = tuple(
     ROOT / name
     for name in (
         "README.md",
         "docs/results.md",
+        "docs/cleaning.md",
+        "docs/data.md",
+        "docs/flatness.md",
+        "docs/which-b.md",
         "docs/how-sure.md",
         "docs/huggingface.md",
         "docs/what-noise-is-good-for.md",
     )
 )
+
+
+def number(values: Iterable[float], digits: int, unit: str = "") -> str:
+    return unbroken(spread(values, digits, unit=unit))
+
+
+def percent(values: Iterable[float]) -> str:
+    return unbroken(spread(values, 1, factor=100, unit=" %"))
 
 
 def main() -> None:
@@ -71,9 +84,9 @@ def summary() -> list[str]:
     auto = "NVRM-SGD, b = auto"
 
     def rivals(value: Callable[[Any], float]) -> list[tuple[str, dict[int, float]]]:
-        found = {arm: wrong_labels_tables.by_seed(arms[arm], value) for arm in (*equal, auto)}
-        best = uses.best({arm: found[arm] for arm in equal})
-        return [("SGD", found["SGD"]), ("b = auto:", found[auto]), best]
+        values = {arm: wrong_labels_tables.by_seed(arms[arm], value) for arm in (*equal, auto)}
+        best = uses.best({arm: values[arm] for arm in equal})
+        return [("SGD", values["SGD"]), ("b = auto:", values[auto]), best]
 
     accuracies = rivals(lambda line: line["last"]["test"])
     precisions = rivals(lambda line: line["finding"]["margin of the mean"]["average_precision"])
@@ -83,7 +96,7 @@ def summary() -> list[str]:
     setting_ = forgetting_methods.chosen(forgetting_methods.METHODS[kept], runs)
     best = [run["mean"] for run in forgetting_table.by_seed(runs, setting_, 5).values()]
     return [
-        "| task | measure | plain | with NVRM | best other method, same cost | n |",
+        "| task | measure | plain | with NVRM | best other method of the same cost | n |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
         compared(
             "Strong noise on the weights: 2 × their root mean square, MNIST", "test accuracy",
@@ -94,14 +107,16 @@ def summary() -> list[str]:
             *accuracies, show=percent,
         ),
         compared(
-            "Finding these labels in one training", "average precision",
-            *precisions, show=partial(plain, digits=3),
+            "Finding these labels in one training, ranked by the margin of the mean probability",
+            "average precision",
+            *precisions, show=partial(number, digits=3),
         ),
         "| Forgetting: five permuted MNIST tasks, paper's settings | mean accuracy of all tasks "
         f"| Adam {percent(paper['adam', 0.0])} "
         f"| b = 0.03: {percent(paper['nvrm-adam', 0.03])} "
-        f"| {kept}, falling learning rate {percent(best)}, n = {len(best)} "
-        f"| {count(paper['adam', 0.0])} |",
+        f"| {kept}, falling learning rate {percent(best)} "
+        f"(another benchmark, bf16, n = {len(best)}) "
+        f"| {len(paper['adam', 0.0])} |",
     ]  # fmt: skip
 
 
@@ -155,8 +170,8 @@ def flatness() -> list[str]:
     ]
     for name, values in flatness_by_optimizer().items():
         title = "NVRM-Adam, b = 0.05" if name == "NVRM-Adam" else name
-        cells = plain(values["b"], 4), percent(values["clean"]), percent(values["noisy"])
-        rows.append(f"| {title} | {count(values['b'])} | {' | '.join(cells)} |")
+        cells = number(values["b"], 4), percent(values["clean"]), percent(values["noisy"])
+        rows.append(f"| {title} | {len(values['b'])} | {' | '.join(cells)} |")
     return rows
 
 
@@ -183,7 +198,7 @@ def huggingface() -> list[str]:
     for line in lines("huggingface.jsonl"):
         trials.setdefault(str(line["b"]), []).append(line)
     for b, group in trials.items():
-        cells = [plain([line[metric] for line in group], 3) for metric in columns]
+        cells = [number([line[metric] for line in group], 3) for metric in columns]
         rows.append(f"| {b} | {len(group)} | {' | '.join(cells)} |")
     return rows
 
@@ -214,21 +229,98 @@ def cost() -> list[str]:
     return rows
 
 
-def percent(values: Iterable[float]) -> str:
-    listed = list(values)
-    # The mean first, as in the tables of ``neuvar report``: the last digit may depend on it.
-    mean, deviation = 100 * statistics.fmean(listed), 100 * statistics.stdev(listed)
-    return f"{mean:.1f} ± {deviation:.1f} %".replace(" ", NO_BREAK)
+def largest_b() -> list[str]:
+    """The largest b of each network, and the lowest and the highest of their intervals."""
+    rows = [
+        "| | n | largest b | intervals of the networks | test accuracy |",
+        "| --- | ---: | ---: | --- | ---: |",
+    ]
+    intervals: dict[str, list[list[float]]] = {}
+    for run in json.loads((RESULTS / "flatness.json").read_text())["runs"]:
+        intervals.setdefault(run["optimizer"], []).append(run["largest_b"]["interval"])
+    for name, values in flatness_by_optimizer().items():
+        title = "NVRM-Adam, b = 0.05" if name == "NVRM-Adam" else name
+        ends = (
+            f"[{low:.3f}, {high:.3f}]"
+            for low, high in sorted(intervals[name])[:: len(values["b"]) - 1]
+        )
+        cells = number(values["b"], 4), f"from {' to '.join(ends)}", percent(values["clean"])
+        rows.append(f"| {title} | {len(values['b'])} | {' | '.join(cells)} |")
+    return rows
 
 
-def plain(values: Iterable[float], digits: int) -> str:
-    listed = list(values)
-    mean, deviation = statistics.fmean(listed), statistics.stdev(listed)
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}".replace(" ", NO_BREAK)
+def variability_cost() -> list[str]:
+    rows = ["| network | neuvar | your own loop |", "| --- | ---: | ---: |"]
+    for title, case in json.loads((RESULTS / "variability.json").read_text())["cases"].items():
+        ratios = (case["ratios"][name] for name in ("ours", "loop"))
+        cells = (f"{r['median']:.2f} ({r['low']:.2f}–{r['high']:.2f})" for r in ratios)
+        rows.append(f"| {title} | {' | '.join(cells)} |")
+    return rows
 
 
-def count(values: Iterable[float]) -> int:
-    return len(list(values))
+def penalties() -> list[str]:
+    """Penalties against forgetting, with a new optimizer for each task."""
+    runs = [run for run in lines("continual.jsonl") if run["role"] == "test" and not run["b"]]
+    methods: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        methods.setdefault((run["method"], run["strength"]), {})[run["seed"]] = run
+    plain = methods["none", 0.0]
+    order = sorted(methods, key=lambda key: (key[0] != "none", key[0]))
+    rows = [
+        "| method | n | first task | mean of five tasks | gain |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for method, strength in order:
+        trials_ = methods[method, strength]
+        title = "Adam" if method == "none" else f"{method.upper()}, strength {strength:g}"
+        cells = [number((run[key] for run in trials_.values()), 3) for key in ("first", "mean")]
+        gains = [run["mean"] - plain[seed]["mean"] for seed, run in trials_.items()]
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        gain = f"{statistics.fmean(gains):+.3f} ± {error:.3f}"
+        gain = "" if method == "none" else unbroken(gain)
+        rows.append(f"| {title} | {len(trials_)} | {' | '.join(cells)} | {gain} |")
+    return rows
+
+
+def adam_forgets() -> list[str]:
+    """Adam by pixels, and by whether its state is kept over tasks."""
+    kept = [sum(r["accuracy"]) / 5 for r in lines("samplers.jsonl") if r["optimizer"] == "adam"]
+    runs = [run for run in lines("continual.jsonl") if run["role"] == "test"]
+    new = [run["mean"] for run in runs if run["method"] == "none" and not run["b"]]
+    paper = [
+        trials("forgetting", "paper", "mean_accuracy", keep_optimizer=keep)["adam", 0.0]
+        for keep in (True, False)
+    ]
+    head = (
+        "| Adam, mean of five tasks | one optimizer for all tasks | a new optimizer for each task |"
+    )
+    rows = [head, "| --- | ---: | ---: |"]
+    for title, pair in (
+        ("pixels in [0, 1]", (kept, new)),
+        ("normalized pixels ([experiment 4a](reproduction.md))", paper),
+    ):
+        cells = (number(values, 3, unit=f" (n = {len(values)})") for values in pair)
+        rows.append(f"| {title} | {' | '.join(cells)} |")
+    return rows
+
+
+def auto() -> list[str]:
+    import auto
+
+    return auto.table(RESULTS)
+
+
+def cleaning_judgements() -> list[str]:
+    import cleaning
+
+    rows = cleaning.judgements(cleaning.collected(RESULTS / "cleaning.jsonl"))
+    return [row for row in rows if "by\N{NO-BREAK SPACE}margin" not in row]
+
+
+def cleaning_trainings() -> list[str]:
+    import cleaning
+
+    return cleaning.trainings(cleaning.collected(RESULTS / "cleaning.jsonl"))
 
 
 def wrong_labels() -> list[str]:
@@ -276,6 +368,13 @@ def uses() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
+    "largest_b": largest_b,
+    "variability_cost": variability_cost,
+    "penalties": penalties,
+    "adam_forgets": adam_forgets,
+    "auto": auto,
+    "cleaning_judgements": cleaning_judgements,
+    "cleaning_trainings": cleaning_trainings,
     "cost": cost,
     "huggingface": huggingface,
     "wrong_labels": wrong_labels,
