@@ -16,10 +16,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from neuvar.report.figures import PALETTE
+
 mpl.use("Agg")
 
-COLOURS = {"Adam": "#D55E00", "NVRM-Adam": "#0072B2"}  # told apart with any kind of colour vision
-GREY = "0.45"
+COLOURS = {"Adam": PALETTE["plain"], "NVRM-Adam": PALETTE["nvrm"]}
+TITLES = {"Adam": "Adam", "NVRM-Adam": "NVRM-Adam, b = 0.05"}
+GREY = PALETTE["mark"]
 Run = dict[str, Any]
 
 
@@ -33,16 +36,18 @@ def idea() -> Figure:
         rise = curvature * b**2 / 2
         ax.plot(w, curvature * w**2 / 2, color="black", linewidth=1.6)
         ax.fill_between(
-            w, 0, 0.9 * np.exp(-((w / b) ** 2) / 2), color="#56B4E9", alpha=0.35, linewidth=0
+            w, 0, 0.9 * np.exp(-((w / b) ** 2) / 2), color=PALETTE["nvrm"], alpha=0.2, linewidth=0
         )
-        ax.axhline(rise, color="#D55E00", linewidth=1.4)
-        ax.annotate(
-            "", (0.95, rise), (0.95, 0), arrowprops={"arrowstyle": "<->", "color": "#D55E00"}
+        ax.axhline(rise, color=GREY, linewidth=1.4)
+        ax.annotate("", (0.95, rise), (0.95, 0), arrowprops={"arrowstyle": "<->", "color": GREY})
+        ax.text(1.0, max(rise / 2, 0.06), "δ", color=GREY, fontsize=13, va="center")
+        ax.text(0, -0.115, "noise of scale b", color=PALETTE["nvrm"], ha="center", fontsize=9)
+        ax.set(
+            title=f"a {title} minimum\n(grey line: mean loss under noise)",
+            ylim=(-0.16, 1.6),
+            xlim=(-1.2, 1.2),
+            xlabel="weight",
         )
-        ax.text(1.0, max(rise / 2, 0.06), "δ", color="#D55E00", fontsize=13, va="center")
-        ax.text(-1.18, rise + 0.03, "mean loss under noise", color="#D55E00", fontsize=9)
-        ax.text(0, -0.115, "noise of scale b", color="#0072B2", ha="center", fontsize=9)
-        ax.set(title=f"a {title} minimum", ylim=(-0.16, 1.6), xlim=(-1.2, 1.2), xlabel="weight")
         ax.set_xticks([0], ["θ"])
         ax.set_yticks([0], ["L(θ)"])
         plain(ax)
@@ -63,7 +68,8 @@ def curves(runs: list[Run]) -> Figure:
             b = [p["b"] for p in of(runs, name)[0]["curve"]]
             ax.plot(b, lines.T, color=colour, linewidth=0.7, alpha=0.5)
             ax.plot(b, lines.mean(0), color=colour, linewidth=2.2, marker="o", markersize=4)
-            ax.text(b[-1] * 1.02, lines.mean(0)[-1], name, color=colour, va="center", fontsize=9)
+            words = TITLES[name].replace(", ", "\n")
+            ax.text(b[-1] * 1.02, lines.mean(0)[-1], words, color=colour, va="center", fontsize=9)
         ax.set_xlabel("scale b of Gaussian noise on the weights")
         ax.set_xlim(0, b[-1] * 1.28)
         ax.set_xticks([0, 0.02, 0.04, 0.06, 0.08, 0.1])
@@ -78,11 +84,12 @@ def curves(runs: list[Run]) -> Figure:
 def largest(runs: list[Run], delta: float, seed: int = 0) -> Figure:
     """How the largest b is read off: where the measured difference crosses δ."""
     figure = Figure(figsize=(7.4, 3.6), layout="constrained")
-    ax = figure.subplots()
+    ax, top = figure.subplots(), 0.0
     for name, colour in COLOURS.items():
         (run,) = [run for run in of(runs, name) if run["seed"] == seed]
         found = run["largest_b"]
         points = [p for p in found["measured"] if 0.3 * delta < p["difference"] < 3 * delta]
+        top = max(top, *(p["interval"][1] for p in points))
         b, middle = [p["b"] for p in points], [p["difference"] for p in points]
         low, high = zip(*(p["interval"] for p in points), strict=True)
         ax.fill_between(b, low, high, color=colour, alpha=0.22, linewidth=0)
@@ -91,18 +98,19 @@ def largest(runs: list[Run], delta: float, seed: int = 0) -> Figure:
         ax.plot([first, last], [0, 0], color=colour, linewidth=7, solid_capstyle="butt")
         ax.plot([found["b"]] * 2, [0, delta], color=colour, linewidth=1, linestyle=(0, (4, 3)))
         ax.text(
-            (first + last) / 2, 0.012, f"{name}\nb = {found['b']:.3f}\n[{first:.3f}, {last:.3f}]",
-            color=colour, ha="center", va="bottom", fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+            found["b"], -0.01,
+            f"{TITLES[name]}\nlargest b: {found['b']:.3f} [{first:.3f}, {last:.3f}]",
+            color=colour, ha="center", va="top", fontsize=9,
         )  # fmt: skip
     ax.axhline(delta, color=GREY, linewidth=1)
     ax.text(ax.get_xlim()[0], delta, f" δ = {delta:g}", color=GREY, va="bottom")
-    ax.set(xlabel="scale b of the noise", ylabel="rise of the training loss", ylim=(0, 2.4 * delta))
+    ax.set(xlabel="scale b of the noise", ylabel="rise of the training loss")
+    ax.set_ylim(-0.5 * delta, 1.04 * top)
     plain(ax)
     return figure
 
 
-def proved(proofs: list[Run]) -> Figure:
+def proved(proofs: list[Run], b: float) -> Figure:
     """What is measured and what is proved about the error."""
     rows: dict[str, Callable[[Run], float]] = {
         "training error": lambda r: r["seeger"]["clean"],
@@ -120,7 +128,7 @@ def proved(proofs: list[Run]) -> Figure:
         values = [value(proof) for value in rows.values()]
         places = [row + offset for row in range(len(rows))]
         marker = "o" if offset < 0 else "D"
-        ax.scatter(values, places, color=colour, s=34, marker=marker, label=proof["optimizer"])
+        ax.scatter(values, places, color=colour, s=34, marker=marker, label=trained_with(proof, b))
         for value, place in zip(values, places, strict=True):
             ax.text(value * 1.09, place, f"{value:.3f}", color=colour, fontsize=8, va="center")
     ax.axhline(2.5, color="0.8", linewidth=0.8)
@@ -136,6 +144,12 @@ def proved(proofs: list[Run]) -> Figure:
     ax.legend(frameon=False, loc="lower left")
     plain(ax)
     return figure
+
+
+def trained_with(proof: Run, b: float) -> str:
+    """The optimizer of a proof, with its b."""
+    name = proof["optimizer"]
+    return f"{name}, b = {b:g}" if "NVRM" in name else name
 
 
 def of(runs: list[Run], name: str) -> list[Run]:
@@ -157,7 +171,7 @@ def main() -> None:
         "flatness-idea": idea(),
         "flatness-curves": curves(found["runs"]),
         "flatness-largest-b": largest(found["runs"], found["delta"]),
-        "flatness-proved": proved(found["proofs"]),
+        "flatness-proved": proved(found["proofs"], found["b"]),
     }
     for name, figure in pictures.items():
         # Without a date or a version in it, the same results give the same file.

@@ -14,9 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from neuvar.report.figures import PALETTE
+
 mpl.use("Agg")
 
-FIXED, AUTO = "#0072B2", "#009E73"  # the first is NVRM in all figures; both suit colour blindness
+FIXED, AUTO = PALETTE["nvrm"], PALETTE["auto"]
 Mean = tuple[float, float]  # mean and standard deviation
 
 

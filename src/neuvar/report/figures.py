@@ -32,13 +32,23 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# The colours of Okabe and Ito, which colour-blind readers can tell apart.
-COLOURS: dict[Role, str] = {
-    "plain": "#d55e00",
+PALETTE = {
+    "plain": "#d55e00",  # SGD, Adam
     "nvrm": "#0072b2",
-    "other": "#009e73",
-    "third": "#cc79a7",
-    "fourth": "#e69f00",
+    "auto": "#56b4e9",
+    "dropout": "#009e73",
+    "ivon": "#cc79a7",
+    "sam": "#e69f00",
+    "ensemble": "#222222",
+    "mark": "#737373",  # thresholds, quantities that are no method
+}
+"""One colour per method, in all figures: those of Okabe and Ito, for colour-blind readers."""
+COLOURS: dict[Role, str] = {
+    "plain": PALETTE["plain"],
+    "nvrm": PALETTE["nvrm"],
+    "other": PALETTE["dropout"],
+    "third": PALETTE["ivon"],
+    "fourth": PALETTE["sam"],
 }
 INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
 B_LIMITS = (0.015, 0.025, 0.04, 0.06)
