@@ -36,6 +36,14 @@ def test_log_loss_is_the_cross_entropy():
     assert log_loss(logits.softmax(1), labels, logits=False).mean == pytest.approx(found.mean)
 
 
+def test_log_loss_of_large_logits_is_finite():
+    """Their probabilities are 0 and 1 in double precision."""
+    found = log_loss(torch.tensor([[5000.0, 0.0], [0.0, 1000.0]]), [1, 1], logits=True)
+    assert found.mean == pytest.approx(2500)
+    impossible = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert log_loss(impossible, [1, 0], logits=True).mean == math.inf
+
+
 def test_brier_score_is_the_squared_distance():
     logits, labels = scores()
     p = logits.softmax(1)

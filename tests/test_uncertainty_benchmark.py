@@ -23,17 +23,32 @@ def run(arm, setting, **changes):
     return {"row": "mnist", "arm": arm, "setting": setting, "seed": 0, "choice": False} | changes
 
 
-@pytest.mark.parametrize(
-    ("arm", "ways"),
-    [("plain", ["clean"]), ("nvrm", ["clean", "averaged"]), ("dropout", ["clean", "averaged"])],
-)
-def test_one_run(arm, ways):
+WAYS = {
+    "plain": ["clean"],
+    "nvrm": ["clean", "averaged"],
+    "dropout": ["clean", "averaged"],
+    "sam": ["clean"],
+    "ivon": ["clean", "averaged"],
+    "swa": ["clean"],
+    "ensemble": ["mean"],
+}
+
+
+@pytest.mark.parametrize("arm", uncertainty.ARMS)
+def test_one_run(arm):
+    if arm == "ivon":
+        pytest.importorskip("ivon")
     setting = DECAY | uncertainty.ARMS[arm].grid[0]
     line = uncertainty.run_one(run(arm, setting), {"mnist": ROW})
     assert line["status"] == "finished"
-    assert list(line["predictions"]) == list(line["held_out"]) == ways
+    assert list(line["predictions"]) == list(line["held_out"]) == WAYS[arm]
     assert all(0 <= own["accuracy"] <= 1 for own in line["predictions"].values())
-    assert len(line["weights"]["bits"]["row"]) == len(uncertainty.BITS)
+    if "averaged" in WAYS[arm]:
+        assert line["held_out"]["averaged"] != line["held_out"]["clean"]
+    if arm == "ensemble":
+        assert "weights" not in line
+    else:
+        assert len(line["weights"]["bits"]["row"]) == len(uncertainty.BITS)
 
 
 def test_arms_take_equally_many_gradients():
@@ -41,7 +56,8 @@ def test_arms_take_equally_many_gradients():
     gradients = {
         arm: uncertainty.train(data.row, arm, setting | DECAY, 0, data).gradients
         for arm, setting in (
-            ("plain", {}), ("nvrm", {"b": 0.01}), ("sam", {"rho": 0.05}), ("swa", {}),
+            ("plain", {}), ("nvrm", {"b": 0.01}), ("dropout", {"dropout": 0.5}),
+            ("sam", {"rho": 0.05}), ("swa", {}),
         )
     }  # fmt: skip
     assert len(set(gradients.values())) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,16 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Numbers as an array in double precision."""
     array: np.ndarray[Any, np.dtype[np.float64]] = as_tensor(name, values).double().numpy()
     return array
+
+
+def several(name: str, values: Any) -> list[Any]:
+    """One value or an iterable of values, as a list that is not empty."""
+    items = (
+        list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+    )
+    if not items:
+        raise ValueError(f"{name} must have at least one value, got {values!r}")
+    return items
 
 
 def class_labels(name: str, values: Any) -> Tensor:

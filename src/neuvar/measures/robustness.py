@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from neuvar import _validate
 from neuvar._batches import LABEL_TYPES, Batches, describe
 from neuvar._eval_mode import clean_eval_mode
+from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.image_corruptions import CORRUPTIONS, SEVERITIES, as_images, corrupt_images
 from neuvar.measures.loss_and_accuracy import check_classes
@@ -47,8 +48,8 @@ def corruption_accuracy(
     model: nn.Module,
     data: Any,
     *,
-    kinds: Iterable[str] | None = None,
-    severities: Iterable[int] = SEVERITIES,
+    kinds: str | Iterable[str] | None = None,
+    severities: int | Iterable[int] = SEVERITIES,
     transform: Transform | None = None,
     seed: int = 0,
     batch_size: int = 1024,
@@ -67,8 +68,8 @@ def corruption_accuracy(
         model: A classifier; with :class:`neuvar.AveragedPredictor` predictions are averaged.
         data: A pair of tensors (images, labels), or an iterable of such pairs. Images are bytes or
             numbers from 0 to 1.
-        kinds: Names in ``CORRUPTIONS``; all by default.
-        severities: 1 to 5.
+        kinds: One or more names in ``CORRUPTIONS``; all by default.
+        severities: One or more numbers from 1 to 5.
         transform: Turns corrupted images into inputs of the model, for example normalizes or
             flattens them.
         seed: Of random corruptions.
@@ -82,12 +83,11 @@ def corruption_accuracy(
     (['contrast', 'rotate'], 8)
     """
     _validate.probability("confidence", confidence)
-    names = list(CORRUPTIONS if kinds is None else kinds)
+    names = list(CORRUPTIONS) if kinds is None else several("kinds", kinds)
     for name in names:
         _validate.one_of("kinds", name, CORRUPTIONS)
-    levels = tuple(_validate.integer("severities", s, low=1, high=5) for s in severities)
-    if not names or not levels:
-        raise ValueError("kinds and severities must not be empty")
+    given = several("severities", severities)
+    levels = tuple(_validate.integer("severities", s, low=1, high=5) for s in given)
     seed = _validate.seed(seed)
     cases = list(itertools.product(names, levels))
     hits: list[Tensor] = []
@@ -175,7 +175,8 @@ def adversarial_accuracy(
         steps: Steps of the attack.
         step_size: Length α of a step; 2.5 ε / steps by default.
         restarts: Number of attacks on each input, each from a random point in the ball.
-        clip: Smallest and largest valid value of an input; None for no limits.
+        clip: Smallest and largest valid value of an input; None for no limits. Inputs of the data
+            must lie inside.
         transform: Turns inputs of the data into inputs of the model, differentiably.
         seed: Of the starting points.
         batch_size: Of a pair of tensors.
@@ -201,6 +202,7 @@ def adversarial_accuracy(
     counts = np.zeros(3, int)
     with _evaluation(model, data, batch_size, transform) as (run, batches):
         for inputs, labels in batches:
+            ball.check_valid(inputs)
             clean = robust = _is_correct(run, inputs, labels)
             for _ in range(restarts):
                 x = ball.project(inputs + ball.random(inputs, generator), inputs)
@@ -221,6 +223,19 @@ class Ball:
     epsilon: float
     norm: str
     clip: tuple[float, float] | None
+
+    def check_valid(self, inputs: Tensor) -> None:
+        """Refuse inputs that clipping would move, perhaps by more than epsilon."""
+        if self.clip is None or not inputs.numel():
+            return
+        (low, high), least, most = self.clip, float(inputs.min()), float(inputs.max())
+        slack = 1e-6 * (high - low)  # for rounding, as after resizing images
+        if not (least >= low - slack and most <= high + slack):
+            raise ValueError(
+                f"inputs must lie within clip={self.clip!r}, got {least:.4g} to {most:.4g}; if "
+                "they are normalized, pass them unnormalized and normalize in transform=..., or "
+                "set clip to their limits, or clip=None"
+            )
 
     def project(self, x: Tensor, centre: Tensor) -> Tensor:
         """Project on the ball, then clip to valid inputs."""
@@ -259,7 +274,7 @@ def _margin_gradient(run: Transform, x: Tensor, labels: Tensor) -> Tensor:
         best_wrong = scores.scatter(1, index, -torch.inf).amax(1)
         margin = (best_wrong - scores.gather(1, index).squeeze(1)).sum()
     (gradient,) = torch.autograd.grad(margin, x)
-    return gradient
+    return gradient.nan_to_num()  # nan inputs would not be an attack
 
 
 @contextmanager
@@ -289,10 +304,11 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _is_correct(run: Callable[[Tensor], Any], x: Tensor, labels: Tensor) -> Tensor:
-    """Whether each prediction is correct."""
+    """Whether each prediction is correct; those from nan scores are not."""
     scores = run(x)
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(labels):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"model must return scores of shape ({len(labels)}, classes), got {got}")
     check_classes(labels, scores.shape[1])
-    return scores.argmax(1) == labels
+    # argmax takes nan for the largest score.
+    return (scores.argmax(1) == labels) & ~scores.isnan().any(1)

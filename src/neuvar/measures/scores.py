@@ -44,7 +44,9 @@ def log_loss(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.9
     0.57
     """
     p, y = probabilities_and_labels(outputs, labels, logits=logits)
-    return Estimate.of(-p.gather(1, y[:, None]).log().flatten().numpy(), confidence)
+    # The probability of a large logit's rival is 0 in double precision; its logarithm is not.
+    logs = as_tensor("outputs", outputs).double().log_softmax(1) if logits else p.log()
+    return Estimate.of(-logs.gather(1, y[:, None]).flatten().numpy(), confidence)
 
 
 def brier_score(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.95) -> Estimate:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from neuvar import _validate
-from neuvar._batches import Batches, Feed, feed_batch
+from neuvar._batches import Batches, Feed, feed_batch, to_device
+from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.landscape import lists_options
 from neuvar.measures.loss_and_accuracy import are_classes, check_classes
@@ -65,7 +66,7 @@ class StoredWeights(PerturbedModel):
         change: Callable[[Tensor, Tensor], Tensor] | None = None,
         of: nn.Module | None = None,
     ) -> Proportion:
-        """Accuracy with weights ``change(parameter, clean weights)``, or of another model."""
+        """Accuracy with weights ``change(parameter, clean weights)``, or of a model on the CPU."""
         self.move(None)
         if change is not None:
             for p, clean in self._clean_weights.items():
@@ -73,7 +74,8 @@ class StoredWeights(PerturbedModel):
         right = total = 0
         with self.batches.one_pass() as batches:
             for batch in batches:
-                outputs, targets = self.feed(of or self.model, batch)
+                own = batch if of is None else to_device(batch, torch.device("cpu"))
+                outputs, targets = self.feed(of or self.model, own)
                 if not are_classes(outputs, targets):
                     raise ValueError("accuracy needs a model that returns scores of classes")
                 counted = targets >= 0
@@ -92,8 +94,6 @@ class StoredWeights(PerturbedModel):
         damage: Callable[[float, int, Tensor, Tensor], Tensor],
     ) -> Faults:
         """Mean accuracy over draws; the weights are ``damage(level, draw, parameter, clean)``."""
-        if not levels:
-            raise ValueError("rates or scales must have at least one value")
         _validate.integer("draws", draws, low=2)
         curve = []
         with self:
@@ -158,7 +158,7 @@ def rounding(
     model: nn.Module,
     data: Any,
     *,
-    bits: Iterable[int] = (8, 7, 6, 5, 4, 3, 2),
+    bits: int | Iterable[int] = (8, 7, 6, 5, 4, 3, 2),
     by: str | Iterable[str] = BY,
     kernels: bool = False,
     **options: Unpack[StoredOptions],
@@ -173,10 +173,12 @@ def rounding(
     Args:
         model: A classifier.
         data: As for :func:`neuvar.neural_variability`.
-        bits: 2 to 16.
+        bits: One or more numbers from 2 to 16.
         by: ``"tensor"`` for one step per tensor, ``"row"`` for one per slice along the first axis
             (output channel); both by default.
-        kernels: Also measure a copy with torch's own quantized linear layers, at 8 and 4 bits.
+        kernels: Also measure a copy with torch's own quantized linear layers on the CPU, at 8 and 4
+            bits. Only ``nn.Linear`` layers are quantized: convolutions, embeddings and all others
+            keep their precision, see :func:`neuvar.measures.quantized_copy`.
         options:
             - ``parameters=None``: which to round, as tensors or by name; by default those of two or
               more dimensions, which leaves out biases and normalization layers.
@@ -190,7 +192,7 @@ def rounding(
     >>> {by: list(points) for by, points in result.accuracies.items()}
     {'tensor': [8, 2], 'row': [8, 2]}
     """
-    levels = [_validate.integer("bits", value, low=2, high=16) for value in bits]
+    levels = [_validate.integer("bits", value, low=2, high=16) for value in several("bits", bits)]
     groups = [_validate.one_of("by", group, BY) for group in ([by] if isinstance(by, str) else by)]
     _validate.boolean("kernels", kernels)
     stored = StoredWeights(model, data, 0, **options)
@@ -249,7 +251,7 @@ def bit_flips(
     model: nn.Module,
     data: Any,
     *,
-    rates: Iterable[float],
+    rates: float | Iterable[float],
     bits: int | None = 8,
     by: str = "row",
     draws: int = 16,
@@ -261,7 +263,7 @@ def bit_flips(
     Args:
         model: A classifier.
         data: As for :func:`neuvar.neural_variability`.
-        rates: Probabilities that a bit flips.
+        rates: One or more probabilities that a bit flips.
         bits: The weights are stored as signed integers of this many bits, 2 to 8; None for their
             own floating point format, in which one flip can make a weight huge. Predictions from
             nan scores count as wrong.
@@ -275,7 +277,9 @@ def bit_flips(
     >>> bit_flips(model, data, rates=[0.001, 0.1], draws=4).levels
     (0.001, 0.1)
     """
-    shares = tuple(_validate.number("rates", rate, low=0, high=1) for rate in rates)
+    shares = tuple(
+        _validate.number("rates", rate, low=0, high=1) for rate in several("rates", rates)
+    )
     if bits is not None:
         _validate.integer("bits", bits, low=2, high=8)
     _validate.one_of("by", by, BY)
@@ -296,7 +300,7 @@ def analog_noise(
     model: nn.Module,
     data: Any,
     *,
-    scales: Iterable[float],
+    scales: float | Iterable[float],
     kind: str = "multiplicative",
     draws: int = 16,
     seed: int = 0,
@@ -309,7 +313,7 @@ def analog_noise(
     Args:
         model: A classifier.
         data: As for :func:`neuvar.neural_variability`.
-        scales: Values of σ.
+        scales: One or more values of σ.
         kind: ``"multiplicative"``, or ``"additive"`` relative to the largest weight of each tensor.
         draws: Number of noisy models per scale. All scales use the same draws.
         seed: Of the noise.
@@ -321,7 +325,7 @@ def analog_noise(
     'multiplicative noise σ of the weights'
     """
     _validate.one_of("kind", kind, ("multiplicative", "additive"))
-    sigmas = tuple(scale("scales", value) for value in scales)
+    sigmas = tuple(scale("scales", value) for value in several("scales", scales))
     stored = StoredWeights(model, data, seed, **options)
 
     def damage(sigma: float, draw: int, p: Tensor, w: Tensor) -> Tensor:

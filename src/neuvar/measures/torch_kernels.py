@@ -24,8 +24,8 @@ def quantized_copy(model: nn.Module, *, bits: int) -> nn.Module:
 
     With 8 bits the layers are those of ``torch.ao.quantization.quantize_dynamic``: signed integers
     with one scale per tensor; activations are rounded to 8 bits, too. With 4 bits they use torch's
-    kernel for int4 weights: groups of 32 weights of a row share a scale and an offset. All other
-    layers are not changed.
+    kernel for int4 weights: groups of 32 weights of a row share a scale and an offset. Only
+    ``nn.Linear`` layers are quantized; convolutions, embeddings and all others are not changed.
 
     Args:
         model: A module in single precision with ``nn.Linear`` layers.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Self, TypedDict, Unpack
+from collections.abc import Callable
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,85 +13,15 @@ from torch.func import functional_call
 from neuvar import _validate
 from neuvar._batches import Batches, Feed
 from neuvar.measures.landscape import lists_options
+from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.measures.perturbed import PREDICTIONS, Parameters, check_draws, select_parameters
-from neuvar.noise import RELATIVE_TO, Draw, Slot, Term, family, scale, standard_noise, whole_slot
+from neuvar.noise import Draw, Term, standard_noise, whole_slot
+from neuvar.optim.forward import noise_owners, not_compiled
 from neuvar.optim.layout import relative_size
-from neuvar.optim.nvrm import optimizer_of
-from neuvar.optim.wrapper import Wrapper
-from neuvar.prediction.noisy_classifier import NoiseSpec, NoisyClassifier
+from neuvar.optim.noisy_parameters import NoisyParameters
+from neuvar.prediction.noisy_classifier import NoisyClassifier, checked_outputs
+from neuvar.prediction.trained_noise import NoiseOptions, TrainedWith, noise_terms
 from neuvar.prediction.uncertainty import PARTS, Prediction
-
-TrainedWith = Wrapper | Mapping[str, Any] | None
-"""A neuvar optimizer or its state dict."""
-
-
-class NoiseOptions(TypedDict, total=False):
-    """Which noise to predict with; see :func:`predict`."""
-
-    b: float | None
-    noise: str | None
-    optimizer: TrainedWith
-    relative_to: str | None
-
-
-def noise_terms(
-    model: nn.Module,
-    slots: Mapping[Tensor, Slot],
-    b: float | None = None,
-    noise: str | None = None,
-    optimizer: TrainedWith = None,
-    relative_to: str | None = None,
-) -> dict[Tensor, NoiseSpec]:
-    """The noise of each parameter that has some: as in the arguments, or the optimizer's."""
-    if noise is not None:
-        family(noise)
-    _validate.one_of("relative_to", relative_to, (None, *RELATIVE_TO))
-    if b is not None:
-        if optimizer is not None:
-            raise ValueError("give either b or optimizer, not both")
-        spec = NoiseSpec(scale("b", b), noise or "gaussian", relative_to)
-        return dict.fromkeys(slots, spec) if spec.b else {}
-    if relative_to is not None:
-        raise ValueError("relative_to needs b; without it the optimizer says what b is relative to")
-    if optimizer is None:
-        try:
-            optimizer = optimizer_of(model)
-        except ValueError:
-            raise ValueError(
-                "no neuvar optimizer with parameters of this model is alive, so the noise that it "
-                "was trained with is unknown; give b, or the optimizer's state dict as optimizer"
-            ) from None
-    if isinstance(optimizer, Wrapper):
-        groups = [(group, group["params"]) for group in optimizer.param_groups]
-    else:
-        groups = _saved_groups(optimizer, list(model.parameters()))
-    if any("mix" in group for group, _ in groups):
-        raise ValueError("the noise of RWP and ARWP has no single b; give b and relative_to")
-    terms = {
-        p: NoiseSpec(scale("b", group["b"]), noise or group["noise"], group.get("relative_to"))
-        for group, params in groups
-        for p in params
-        if p in slots and p.requires_grad and group["b"]
-    }
-    if not terms:
-        raise ValueError("the optimizer has no noise now for parameters of this model; give b")
-    return terms
-
-
-def _saved_groups(state: Any, params: list[Tensor]) -> list[tuple[dict[str, Any], list[Tensor]]]:
-    """Parameter groups of a state dict with their parameters."""
-    groups = state.get("param_groups") if isinstance(state, Mapping) else None
-    if not groups or any("drawn" not in group for group in groups):
-        raise ValueError("optimizer must be a neuvar optimizer or the state dict of one")
-    kinds = {(group["b"], group["noise"], group.get("relative_to")) for group in groups}
-    if len(kinds) > 1:
-        raise ValueError(
-            "the state dict has parameter groups with different noise, and does not say which "
-            "parameters they have; load it into an optimizer of the model, and give that"
-        )
-    if sum(len(group["params"]) for group in groups) > len(params):
-        raise ValueError("the state dict is of another model, with more parameters")
-    return [(groups[0], params)]
 
 
 def predict(
@@ -122,8 +52,12 @@ def predict(
 
     By default the noise is that of the optimizer that trained the model. The same seed gives the
     same bits. The data are read once. The model is evaluated in evaluation mode; its weights,
-    modes, buffers and the global generators are restored, also after an error or Ctrl-C. Memory is
-    bounded for any number of draws: two copies of the weights, the result, and blocks of the data.
+    modes, buffers and the global generators are restored, also after an error or Ctrl-C.
+
+    Memory is bounded for any number of draws: two copies of the weights, the result, and about
+    100 MB for the draws of a block of data. Large batches are split by rows for this. A batch is
+    not split if it has anything but tensors with one row per example, or if the outputs of a row
+    depend on the others; then all draws of this batch are held, in double precision.
 
     References:
         Depeweg et al. 2018, Decomposition of uncertainty in Bayesian deep learning;
@@ -133,14 +67,18 @@ def predict(
         model: Any classifier.
         data: A tensor of inputs, a pair of tensors (inputs, targets), a ``DataLoader``, or an
             iterable of batches: tensors, tuples whose last of several items is the target, or
-            dicts, with or without a key such as ``"labels"``.
+            dicts, with or without a key such as ``"labels"``. A list of two tensors reads as
+            inputs and targets, never as two batches.
         b: Scale of the noise on all ``parameters``. By default that of the optimizer, which may
             differ between parameter groups.
         draws: Number of perturbed models, K; even if ``antithetic``.
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``; by default the optimizer's family,
             or ``"gaussian"`` if ``b`` is given.
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
-            checkpoint. By default ``neuvar.optimizer_of(model)``.
+            checkpoint. By default ``neuvar.optimizer_of(model)``. A state dict does not name its
+            parameters, unless the optimizer was made from named ones. Without names it must have
+            all parameters of the model, and one noise or groups of
+            :func:`neuvar.optim.rounding_parameters`.
         parameters: Which to perturb, as tensors or by name; all by default.
         relative_to: With ``b``, whether it is relative to the root mean square of each
             ``"tensor"`` or ``"filter"``, or to each ``"weight"``.
@@ -148,13 +86,16 @@ def predict(
         seed: Of all draws.
         sampler: ``"table"`` or ``"fresh"``, as in the optimizers.
         batchnorm: ``"keep"`` its statistics, or batches on which to re-estimate them at each draw:
-            training data as :func:`neuvar.reestimate_batchnorm` takes them.
-        dropout: Leave dropout layers on (Monte Carlo dropout); with ``b=0`` without weight noise.
+            a list or ``DataLoader`` of training batches, as for
+            :func:`neuvar.reestimate_batchnorm`.
+        dropout: Leave dropout on (Monte Carlo dropout); with ``b=0`` without weight noise. This
+            means torch's dropout layers, and dropout in its recurrent layers, attention and
+            transformers. Dropout that a module computes with ``torch.nn.functional`` stays off.
         logits: Whether the model returns logits or probabilities, of shape (n, classes, ...).
         feed: ``feed(model, batch)`` returns outputs and targets of other batches.
         batch_size: Of tensors.
-        vectorize: Evaluate several perturbed models at once. By default if it is faster: for small
-            networks and batches.
+        vectorize: Evaluate up to 32 perturbed models at once, with as many copies of the weights.
+            By default if it is faster: for small networks and batches.
         confidence: Confidence level of :meth:`Prediction.interval`.
         progress: Called with the finished fraction, if the number of batches is known.
 
@@ -169,6 +110,7 @@ def predict(
     """
     signs = check_draws(draws, antithetic, samples=1)
     _validate.probability("confidence", confidence)
+    _refuse_two_batches(data)
     unlabelled = isinstance(data, Tensor)
     if unlabelled and data.ndim:
         data = (data, torch.zeros(len(data), dtype=torch.int64))
@@ -202,6 +144,16 @@ def predict(
     )  # fmt: skip
 
 
+def _refuse_two_batches(data: Any) -> None:
+    two = isinstance(data, list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
+    if two and min(t.ndim for t in data) > 1:
+        raise ValueError(
+            "data must not be a list of two batches, which reads as inputs and their targets: pass "
+            "one tensor of inputs, or a list of tuples as in [(first,), (second,)]; for targets of "
+            "more than one dimension pass a tuple (inputs, targets)"
+        )
+
+
 class AveragedPredictor(nn.Module):
     r"""A model whose outputs are averaged over weight noise: log-probabilities, of any input.
 
@@ -210,8 +162,11 @@ class AveragedPredictor(nn.Module):
     They can be used as logits: ``cross_entropy``, ``argmax`` and ``softmax`` give what the mean
     probabilities give. The draws are those of :func:`predict` with the same seed, the same for
     every input. The module shares the model, whose weights it does not change; gradients flow to
-    them. It goes through ``torch.export``, with one table of noise of 16 MiB for any number of
-    draws. Call ``eval()`` before you use it.
+    them. Like :func:`predict` it starts from the clean weights, even if an optimizer that was made
+    from parameters has noise on them. The statistics of batch normalization are kept: to
+    re-estimate them for each draw, use :func:`predict`. Outputs of half precision are averaged and
+    returned in single precision. It goes through ``torch.export``, with one table of noise of
+    16 MiB for any number of draws. Call ``eval()`` before you use it.
 
     Args:
         model: Any classifier.
@@ -257,10 +212,11 @@ class AveragedPredictor(nn.Module):
         for p, spec in noise_terms(model, slots, **options).items():
             own = draw._replace(noise=spec.noise, relative_to=spec.relative_to or "")
             self.terms[names[p]] = Term(slots[p], own, spec.b)
-        self._make_tables()
+        self._prepare_export()
 
-    def _make_tables(self) -> None:
-        """Make the tables of noise before ``torch.export``: inside it they would have no values."""
+    def _prepare_export(self) -> None:
+        """Keep the parameters, and make the tables of noise: ``torch.export`` has no values."""
+        self._live = list(self.model.parameters())
         devices = {p.device for p in self.model.parameters()} - {torch.device("meta")}
         for term in self.terms.values():
             for device in devices:
@@ -268,12 +224,12 @@ class AveragedPredictor(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._make_tables()  # the device may be another one
+        self._prepare_export()  # the device may be another one
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._make_tables()  # the process may be another one
+        self._prepare_export()  # the process may be another one
 
     def extra_repr(self) -> str:
         return f"draws={self.draws}, antithetic={len(self.signs) == 2}, seed={self.seed}"
@@ -281,20 +237,43 @@ class AveragedPredictor(nn.Module):
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Logarithm of the mean probabilities."""
         total: Tensor | None = None
+        clean = self._clean_weights()
         for number in range(1, self.draws // len(self.signs) + 1):
             for sign in self.signs:
-                outputs = functional_call(self.model, self._weights(number, sign), inputs, options)
-                logs = outputs.log_softmax(1) if self.logits else outputs.log()
+                weights = self._weights(clean, number, sign)
+                outputs = functional_call(self.model, weights, inputs, options)
+                values = half_to_float(checked_outputs(outputs))
+                logs = values.log_softmax(1) if self.logits else values.log()
                 total = logs if total is None else torch.logaddexp(total, logs)
         assert total is not None
         return total - math.log(self.draws)
 
-    def _weights(self, number: int, sign: int) -> dict[str, Tensor]:
-        """Perturbed weights by name."""
-        weights = {}
-        for name, p in self.model.named_parameters():
+    @not_compiled()
+    def _clean_weights(self) -> dict[str, Tensor]:
+        """Clean weights, by name, of parameters that an optimizer has perturbed in place."""
+        params = self._live if torch.compiler.is_compiling() else list(self.model.parameters())
+        owners = [owner for owner in noise_owners(params) if isinstance(owner, NoisyParameters)]
+        noisy = {p: owner for owner in reversed(owners) for p in owner.carried}
+        if not torch.compiler.is_compiling():
+            # The second term is 0; it lets gradients flow to the parameter.
+            return {
+                name: noisy[p].peek(p) + (p - p.detach())
+                for name, p in self.model.named_parameters()
+                if p in noisy
+            }
+        if not noisy.keys().isdisjoint(params):
+            raise ValueError(
+                "the weights have the noise of an optimizer that was made from parameters, and "
+                "torch.export would store it; call optimizer.eval() before"
+            )
+        return {}
+
+    def _weights(self, clean: dict[str, Tensor], number: int, sign: int) -> dict[str, Tensor]:
+        """Perturbed weights by name; ``clean`` where parameters have noise."""
+        weights = dict(clean)
+        for name, own in self.model.named_parameters():
             if (term := self.terms.get(name)) is not None:
-                draw = term.draw._replace(number=number)
+                p, draw = clean.get(name, own), term.draw._replace(number=number)
                 z = standard_noise(term.slot, draw, p.device)
                 size = relative_size(p, p.detach(), draw.relative_to)
                 z = z if size is None else z * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,19 +15,23 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.special import entr
 
 from neuvar import _validate
-from neuvar._batches import TARGET_KEYS, Batches, Feed, Generators, feed_batch, length
+from neuvar._batches import (
+    TARGET_KEYS,
+    Batches,
+    Feed,
+    Generators,
+    check_iterable,
+    feed_batch,
+    length,
+    to_device,
+)
 from neuvar.batchnorm import norms_with_statistics, reestimate_batchnorm
 from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.perturbed import PREDICTIONS, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
+from neuvar.prediction.blocks import Block, Blocks, count_rows
 from neuvar.prediction.uncertainty import Summary, summarize
-
-BLOCK = 1 << 22
-"""Largest number of probabilities, over all draws, that are held at once."""
-
-BLOCK_BYTES = 1 << 28
-"""Largest size of the inputs that are held at once."""
 
 DRAWS_AT_ONCE = 32
 """How many perturbed models to evaluate in one vectorized call."""
@@ -78,22 +83,30 @@ class NoisyClassifier(PerturbedModel):
     def _begin(self) -> None:
         for p, spec in self.terms.items():
             self.sizes[p] = relative_size(p, self._clean_weights[p], spec.relative_to)
-        layers = [m for m in self.model.modules() if isinstance(m, _DropoutNd)]
-        if self.dropout and not layers:
-            raise ValueError("dropout=True needs a model with dropout modules, such as nn.Dropout")
-        for layer in layers:
-            layer.training = self.dropout
+        self.dropout_layers = list(filter(_has_dropout, self.model.modules()))
+        if self.dropout and not self.dropout_layers:
+            raise ValueError(
+                "dropout=True needs a model with dropout modules, such as nn.Dropout, or nn.LSTM "
+                "with dropout; dropout that other modules compute themselves is not switched on"
+            )
+        self._switch_dropout(on=self.dropout)
         self.norms = norms_with_statistics(self.model)
+
+    def _switch_dropout(self, *, on: bool) -> None:
+        for layer in self.dropout_layers:
+            layer.training = on
 
     def reestimate(self, batches: Any, count: int) -> None:
         """Gather the statistics of batch normalization at each draw."""
+        check_statistics_batches(batches)
         if not self.norms:
             return
         self.statistics = []
+        device = next(iter(self.slots)).device
         for number in range(1, count + 1):
             for sign in self.signs:
                 self.perturb(number, sign)
-                reestimate_batchnorm(self.model, batches)
+                reestimate_batchnorm(self.model, (to_device(b, device) for b in batches))
                 buffers = [norm.named_buffers(recurse=False) for norm in self.norms]
                 self.statistics.append([{n: b.clone() for n, b in own} for own in buffers])
 
@@ -116,40 +129,59 @@ class NoisyClassifier(PerturbedModel):
     def run(
         self, batches: Batches, count: int, progress: Callable[[float], None] | None
     ) -> Iterator[tuple[Summary, Tensor | None]]:
-        """Summary and targets of each block of batches."""
-        total, done, examples = length(batches.batches), 0, 0
-        self.room = 1  # the first block shows the number of classes
+        """Summary and targets of each block of rows."""
+        total, examples = length(batches.batches), 0
+
+        def report(block: Block, share: float) -> None:
+            if progress is not None and total:
+                progress(((1 - share) * block.begin + share * block.end) / total)
+
         with batches.one_pass() as stream:
-            for block in self._blocks(stream):
-                parts: list[tuple[Tensor, Tensor]] = []
-                finished = 0
-                for outputs in self._outputs(block, count):
-                    p = self._probabilities(outputs)
-                    parts.append((p.mean(1), entr(p).sum(3).mean(1)))
-                    finished += len(p)
-                    if progress is not None and total:
-                        progress((done + len(block) * finished / count) / total)
-                p, h = map(torch.cat, zip(*parts, strict=True))
-                yield summarize(p, h), self.targets
-                self.room = max(1, BLOCK * p.shape[1] // max(1, p.numel()))
-                examples, done = examples + p.shape[1], done + len(block)
+            blocks = Blocks(stream)
+            for block in blocks:
+                for summary, targets in self._summaries(blocks, block, count, report):
+                    examples += len(summary[0]["entropy"])
+                    yield summary, targets
         if not examples:
             raise ValueError("data is empty; a prediction needs at least one example")
 
-    def _blocks(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
-        """Lists of batches with at least ``room`` examples, or less if their inputs are large."""
-        block: list[Any] = []
-        examples = size = 0
-        for batch in batches:
-            tensors = list(_tensors(batch))
-            block.append(batch)
-            examples += max((len(t) for t in tensors if t.ndim), default=1)
-            size += sum(t.nbytes for t in tensors)
-            if examples >= self.room or size >= BLOCK_BYTES:
-                yield block
-                block, examples, size = [], 0, 0
-        if block:
-            yield block
+    def _summaries(
+        self, blocks: Blocks, block: Block, count: int, report: Callable[[Block, float], None]
+    ) -> Iterator[tuple[Summary, Tensor | None]]:
+        """Summary and targets of a block, or of its parts if all draws of it are too large."""
+        outputs = self._outputs(block.batches, count)
+        first = next(outputs)
+        rows, finished = first.shape[2], 0
+        blocks.set_room(count * first[0, 0].numel() // max(1, rows))
+        if rows > blocks.room and blocks.splits is not False:
+            parts = blocks.split(block)
+            blocks.splits = bool(parts) and self._rows_are_independent(block, parts[0], first)
+            if blocks.splits:
+                for part in parts:
+                    yield from self._summaries(blocks, part, count, report)
+                return
+        means: list[Tensor] = []
+        for outputs_of_some in chain([first], outputs):
+            p = self._probabilities(outputs_of_some)
+            some = p.mean(1), entr(p).sum(3).mean(1)
+            means = means or [mean.new_empty((count, *mean.shape[1:])) for mean in some]
+            for whole, mean in zip(means, some, strict=True):
+                whole[finished : finished + len(p)] = mean
+            finished += len(p)
+            report(block, finished / count)
+        yield summarize(*means), self.targets
+
+    def _rows_are_independent(self, block: Block, part: Block, first: Tensor) -> bool:
+        """Whether the rows of a part have the outputs ``first`` that they have in the block."""
+        rows, alone = count_rows(block.batches[0]), count_rows(part.batches[0])
+        if rows != first.shape[2] or alone is None:
+            return False
+        if self.dropout:  # the masks depend on the number of rows
+            self._switch_dropout(on=False)
+            first = self._one_draw(block.batches, 1)
+        own = self._one_draw(part.batches, 1)
+        self._switch_dropout(on=self.dropout)
+        return _agree(own, first[:, :, :alone])
 
     def _outputs(self, block: list[Any], count: int) -> Iterator[Tensor]:
         """Outputs of one or more draws after another, of shape (draws, signs, n, classes, ...)."""
@@ -174,7 +206,7 @@ class NoisyClassifier(PerturbedModel):
             self.perturb(number, sign)
             with self._seeded(number, sign):
                 pairs = [self.feed(self.model, batch) for batch in block]
-            results.append(torch.cat([_checked(outputs) for outputs, _ in pairs]))
+            results.append(torch.cat([checked_outputs(outputs) for outputs, _ in pairs]))
             targets = [t for _, t in pairs]
         whole = all(isinstance(t, Tensor) and t.ndim for t in targets)
         known = whole and sum(map(len, targets)) == len(results[0])
@@ -242,7 +274,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= tolerance
 
 
-def _checked(outputs: Any) -> Tensor:
+def checked_outputs(outputs: Any) -> Tensor:
     """Refuse outputs that are not one number per class."""
     if (
         not isinstance(outputs, Tensor)
@@ -258,10 +290,26 @@ def _checked(outputs: Any) -> Tensor:
     return outputs
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    """All tensors in a batch."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (tuple, list, Mapping)):
-        for item in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(item)
+def _has_dropout(module: nn.Module) -> bool:
+    """Whether a module of torch has dropout, and its mode changes nothing else.
+
+    ``nn.TransformerEncoderLayer`` has it in modules of its own, but skips them in evaluation mode.
+    """
+    if isinstance(module, (_DropoutNd, nn.TransformerEncoderLayer)):
+        return True
+    return isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
+
+
+def check_statistics_batches(batches: Any) -> None:
+    """Refuse ``batchnorm`` that is not batches that can be read for every draw."""
+    accepted = "'keep', or a list or DataLoader of batches"
+    check_iterable("batchnorm", batches, accepted)
+    if length(batches) == 0:
+        raise ValueError(f"batchnorm must be {accepted}, got an empty {type(batches).__name__}")
+    parts = batches if isinstance(batches, (tuple, list)) else ()
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors and (isinstance(parts, tuple) or min(t.ndim for t in tensors) < 2):
+        raise ValueError(
+            f"batchnorm must be {accepted}, got a {type(parts).__name__} of tensors, which reads "
+            "as inputs and labels; put one batch into a list, as in batchnorm=[(inputs, labels)]"
+        )

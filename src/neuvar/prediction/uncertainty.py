@@ -87,7 +87,7 @@ def summarize(p: Tensor, h: Tensor) -> Summary:
     zero = {name: torch.zeros_like(value) for name, value in values.items()}
     if m == 1:
         return _on_cpu(values), _on_cpu(zero), _on_cpu(zero)
-    without = ((m * mean - p) / (m - 1)).clamp(min=0)
+    without = (m * mean - p).div_(m - 1).clamp_(min=0)  # in place: as large as all draws
     entropies = entr(without).sum(2)
     informations = entropies - (m * expected - h) / (m - 1)
     stderr = {"probabilities": p.std(0) / math.sqrt(m), "expected_entropy": h.std(0) / math.sqrt(m)}
