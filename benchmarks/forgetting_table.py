@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from forgetting_methods import METHODS, SEEDS, Method, chosen, held_out_accuracy, setting_of
 from forgetting_training import Setting
-from neuvar.measures.estimate import student_quantile
-from spread import spread
+from spread import difference, spread
 
 Lines = Sequence[dict[str, Any]]
 
@@ -50,7 +47,7 @@ def methods_table(
             percent(run["final"][0] for run in runs.values()),
             percent(run["final"][-1] for run in runs.values()),
             percent(run["mean"] for run in runs.values()),
-            "" if method is baseline else difference(runs, reference),
+            "" if method is baseline else gain(runs, reference),
         ]
         n = count(len(runs), planned)
         rows.append(f"| {method.name} | {describe(setting)} | {n} | {' | '.join(columns)} |")
@@ -73,7 +70,7 @@ def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Me
         if not both:
             continue
         means = [percent(runs[seed]["mean"] for seed in both) for runs in (plain, noisy)]
-        cells = [f"{setting.b:g}", count(len(both), planned), *means, difference(noisy, plain)]
+        cells = [f"{setting.b:g}", count(len(both), planned), *means, gain(noisy, plain)]
         rows.append(f"| {method.without_noise} | {' | '.join(cells)} |")
     return rows
 
@@ -104,20 +101,12 @@ def by_seed(lines: Lines, setting: Setting, tasks: int) -> dict[int, dict[str, A
     }
 
 
-def difference(runs: dict[int, dict[str, Any]], reference: dict[int, dict[str, Any]]) -> str:
-    """Mean difference in points over the seeds that both have, with its 95 % interval."""
-    pairs = [
-        100 * (runs[seed]["mean"] - reference[seed]["mean"])
-        for seed in runs.keys() & reference.keys()
-    ]
-    if not pairs:
-        return ""
-    mean = statistics.fmean(pairs)
-    if len(pairs) < 2:
-        return f"{mean:+.2f}"
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
-    reach = student_quantile(0.975, len(pairs) - 1) * error
-    return f"{mean:+.2f} ({mean - reach:+.2f} to {mean + reach:+.2f})"
+def gain(runs: dict[int, dict[str, Any]], reference: dict[int, dict[str, Any]]) -> str:
+    """Difference in points over the seeds that both have."""
+    both = sorted(runs.keys() & reference.keys())
+    return difference(
+        [runs[seed]["mean"] - reference[seed]["mean"] for seed in both], 2, factor=100
+    )
 
 
 def count(done: int, planned: int) -> str:

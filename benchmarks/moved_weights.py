@@ -33,8 +33,7 @@ from neuvar.baselines import SAM
 from neuvar.data import load
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
-from neuvar.measures.estimate import student_quantile
-from spread import spread
+from spread import interval, spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 CHOICE_SEED, SEEDS = 1000, 10
@@ -292,15 +291,6 @@ def best_baseline(lines: Sequence[Line], measure: str) -> str:
     """The baseline without noise that is best on the test set, at no more than Adam's cost."""
     equal = [name for name in BASELINES if METHODS[name].cost <= 1 and values(lines, name, measure)]
     return max(equal, key=lambda n: statistics.fmean(values(lines, n, measure).values()))
-
-
-def interval(gains: Sequence[float]) -> tuple[float, float, float]:
-    mean = statistics.fmean(gains)
-    if len(gains) < 2:
-        return mean, -math.inf, math.inf
-    error = statistics.stdev(gains) / math.sqrt(len(gains))
-    half = student_quantile(0.975, len(gains) - 1) * error
-    return mean, mean - half, mean + half
 
 
 def gain(lines: Sequence[Line], name: str, measure: str) -> tuple[float, float, float] | None:

@@ -27,10 +27,11 @@ from torch.nn.functional import cross_entropy
 
 import moved_weights
 import neuvar
-from moved_weights import BATCH, EPOCHS, LR, RESULTS, Data, Line, Setting, interval, key, percent
+from moved_weights import BATCH, EPOCHS, LR, RESULTS, Data, Line, Setting, key, percent
 from neuvar import measures
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
+from spread import difference
 
 SEEDS = 5
 BITS = (8, 4, 3, 2)
@@ -221,8 +222,7 @@ def _few_bits(found: dict[str, dict[int, Any]]) -> list[str]:
 
 
 def _change(changes: Sequence[float]) -> str:
-    mean, low, high = interval([100 * change for change in changes])
-    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+    return difference(changes, 2, factor=100)
 
 
 def main() -> None:

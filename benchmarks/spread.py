@@ -1,9 +1,12 @@
-"""How all tables of results show several trials: mean ± standard deviation."""
+"""How all tables of results show several trials, and the differences between two methods."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from neuvar.measures.estimate import student_quantile
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -24,6 +27,28 @@ def spread(values: Iterable[float], digits: int, *, factor: float = 1, unit: str
     if len(numbers) > 1:
         text += f" ± {factor * statistics.stdev(numbers):.{digits}f}"
     return text + unit
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of paired differences, and both ends of its 95 % interval (Student's t)."""
+    mean = statistics.fmean(differences)
+    if len(differences) < 2:
+        return mean, -math.inf, math.inf
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    half = student_quantile(0.975, len(differences) - 1) * error
+    return mean, mean - half, mean + half
+
+
+def difference(differences: Sequence[float], digits: int, *, factor: float = 1) -> str:
+    """Mean and 95 % interval of paired differences; the mean alone of one, and a dash of none.
+
+    >>> difference([0.01, 0.02, 0.03], 1, factor=100)
+    '+2.0 (-0.5 to +4.5)'
+    """
+    if not differences:
+        return "–"
+    mean, low, high = (f"{factor * end:+.{digits}f}" for end in interval(differences))
+    return f"{mean} ({low} to {high})" if len(differences) > 1 else mean
 
 
 def unbroken(text: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from spread import difference, interval, spread
 
 METHODS = {
     ("plain", "clean"): "plain",
@@ -22,7 +22,7 @@ METHODS = {
     ("nvrm", "averaged"): "NVRM, averaged",
     ("ensemble", "mean"): "ensemble of three, 3× the cost",
 }
-OURS, CEILING = ("nvrm", "averaged"), ("ensemble", "mean")
+OURS = ("nvrm", "averaged")
 PREDICTION_COLUMNS = {
     "accuracy": ("accuracy, %", 100, 1),
     "calibration_error": ("calibration error", 1, 4),
@@ -38,6 +38,7 @@ JUDGED = ("calibration_error", "log_loss", "scaled_calibration_error", "scaled_l
 BEGIN, END = "<!-- made by benchmarks/uncertainty.py -->", "<!-- end -->"
 
 Lines = list[dict[str, Any]]
+BySeed = dict[tuple[str, str], dict[int, dict[str, Any]]]
 
 
 def tables(lines: Lines, rows: dict[str, Any]) -> str:
@@ -64,14 +65,14 @@ def fill_guide(path: Path, lines: Lines, rows: dict[str, Any]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _reported(lines: Lines, row: str) -> dict[tuple[str, str], Lines]:
-    """Predictions of each method, one per seed."""
-    found = defaultdict(list)
+def _reported(lines: Lines, row: str) -> BySeed:
+    """Predictions of each method by seed."""
+    found: BySeed = defaultdict(dict)
     for line in lines:
         run = line["run"]
         if run["row"] == row and not run["choice"] and line["status"] == "finished":
             for way, numbers in line["predictions"].items():
-                found[run["arm"], way].append(numbers)
+                found[run["arm"], way][run["seed"]] = numbers
     return found
 
 
@@ -82,12 +83,6 @@ def _weights(lines: Lines, row: str) -> dict[str, Lines]:
         if run["row"] == row and not run["choice"] and "weights" in line:
             found[run["arm"]].append(line["weights"])
     return found
-
-
-def cell(values: list[float], factor: float, digits: int) -> str:
-    """Mean ± standard deviation."""
-    spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{factor * statistics.fmean(values):.{digits}f}{spread}"
 
 
 def _one(lines: Lines, row: Any) -> str:
@@ -110,11 +105,11 @@ def _one(lines: Lines, row: Any) -> str:
     for method, title in METHODS.items():
         if own := found.get(method):
             cells = [
-                cell([numbers[name] for numbers in own], factor, digits)
+                spread((numbers[name] for numbers in own.values()), digits, factor=factor)
                 for name, (_, factor, digits) in PREDICTION_COLUMNS.items()
             ]
             text.append(f"| {title} | {' | '.join(cells)} |")
-    text += ["", *(_verdict(found, name) for name in JUDGED), ""]
+    text += ["", *_differences(found)]
     return "\n".join([*text, *_weights_table(lines, row)])
 
 
@@ -141,36 +136,38 @@ def _weights_table(lines: Lines, row: Any) -> list[str]:
                 *([w["bit_flips"][k] for w in own] for k in (0, 1)),
                 *([w["analog"][kind] for w in own] for kind in ("multiplicative", "additive")),
             ]
-            text.append(f"| {title} | {' | '.join(cell(c, 100, 1) for c in columns)} |")
+            text.append(f"| {title} | {' | '.join(spread(c, 1, factor=100) for c in columns)} |")
     return [*text, ""]
 
 
-def _verdict(found: dict[tuple[str, str], Lines], name: str) -> str:
-    """Whether NVRM averaged is below every single-model method beyond two standard errors."""
-    title = PREDICTION_COLUMNS[name][0]
-    ours = [numbers[name] for numbers in found.get(OURS, [])]
-    if len(ours) < 2:
-        return f"{title}: not enough runs."
-    better, worse, open_ = [], [], []
-    for method, label in METHODS.items():
-        theirs = [numbers[name] for numbers in found.get(method, [])]
-        if method in (OURS, CEILING, ("nvrm", "clean")) or len(theirs) < 2:
+def _differences(found: BySeed) -> list[str]:
+    """NVRM averaged minus each other method, paired by seed."""
+    ours = found.get(OURS, {})
+    rows = []
+    for method, title in METHODS.items():
+        theirs = found.get(method, {})
+        both = sorted(ours.keys() & theirs.keys())
+        if method == OURS or len(both) < 2:
             continue
-        gap = statistics.fmean(theirs) - statistics.fmean(ours)
-        error = math.sqrt(
-            sum(statistics.variance(values) / len(values) for values in (ours, theirs))
-        )
-        (better if gap > 2 * error else worse if gap < -2 * error else open_).append(label)
-    parts = [
-        f"{words} {', '.join(labels)}"
-        for words, labels in (
-            ("lower than", better),
-            ("higher than", worse),
-            ("no significant difference from", open_),
-        )
-        if labels
+        cells = []
+        for name in JUDGED:
+            gains = [ours[seed][name] - theirs[seed][name] for seed in both]
+            _, low, high = interval(gains)
+            text = difference(gains, PREDICTION_COLUMNS[name][2])
+            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        rows.append(f"| {title} | {' | '.join(cells)} |")
+    if not rows:
+        return []
+    heads = [PREDICTION_COLUMNS[name][0] for name in JUDGED]
+    return [
+        "NVRM averaged minus each other method, paired by seed, with the 95 % interval. Negative: "
+        "NVRM is better. Bold: the interval excludes 0.",
+        "",
+        f"| NVRM averaged minus | {' | '.join(heads)} |",
+        "| --- |" + " ---: |" * len(heads),
+        *rows,
+        "",
     ]
-    return f"{title.capitalize()} of NVRM averaged, beyond two standard errors: {'; '.join(parts)}."
 
 
 def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
@@ -195,9 +192,9 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         for method, (color, label) in shown.items():
             if own := found.get(method):
                 style = {"color": color, "label": label, "linewidth": 1.6}
-                confidence, accuracy = _pooled([numbers["bins"] for numbers in own])
+                confidence, accuracy = _pooled([numbers["bins"] for numbers in own.values()])
                 axes[0].plot(confidence, accuracy - confidence, marker="o", markersize=3, **style)
-                curve = np.mean([numbers["coverage"] for numbers in own], axis=0)
+                curve = np.mean([numbers["coverage"] for numbers in own.values()], axis=0)
                 axes[1].plot(np.arange(4, 21) / 20, curve, **style)
         for arm, color in (
             ("plain", "0.45"), ("dropout", "#009E73"), ("ivon", "#CC79A7"),

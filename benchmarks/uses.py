@@ -19,7 +19,7 @@ import forgetting_table
 import moved_weights
 import wrong_labels_plan
 import wrong_labels_tables
-from moved_weights import interval
+from spread import difference, interval
 
 FEW = 5
 """With fewer trials a result is preliminary."""
@@ -57,15 +57,12 @@ class Use:
         return words if len(self.gains) >= FEW else f"preliminary: {words}"
 
     def cells(self) -> list[str]:
-        mean, low, high = interval(self.gains)
-        form = "+.1f" if self.percent else "+.3f"
-        between = f" ({low:{form}} to {high:{form}})" if len(self.gains) > 1 else ""
         return [
             self.use,
             self.measure,
             f"{self.baseline}: {self._mean(self.without)}",
             f"{self.method}: {self._mean(self.with_noise)}",
-            f"{mean:{form}}{between}",
+            difference(self.gains, 1 if self.percent else 3),
             str(len(self.gains)),
             self.outcome,
         ]

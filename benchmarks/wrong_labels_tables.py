@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from neuvar.measures.estimate import student_quantile
-from spread import spread, unbroken
+from spread import difference, spread, unbroken
 from wrong_labels_plan import (
     ARMS,
     CHOICE_SEEDS,
@@ -85,17 +83,11 @@ def strongest(
     return best, every[best]
 
 
-def difference(values: dict[int, float], other: dict[int, float], *, scale: float = 100) -> str:
-    """Mean of the paired differences with its 95 % interval (Student's t)."""
-    gains = [scale * (values[seed] - other[seed]) for seed in sorted(values.keys() & other.keys())]
-    digits = 1 if scale == 100 else 3
-    if len(gains) < 2:
-        return "–"
-    mean = statistics.fmean(gains)
-    error = statistics.stdev(gains) / math.sqrt(len(gains))
-    half = student_quantile(0.975, len(gains) - 1) * error
-    low, high = (f"{end:+.{digits}f}" for end in (mean - half, mean + half))
-    return unbroken(f"{mean:+.{digits}f} [{low}, {high}]")
+def gain(values: dict[int, float], other: dict[int, float], *, scale: float = 100) -> str:
+    """Difference over the seeds that both have, times ``scale``."""
+    both = sorted(values.keys() & other.keys())
+    gains = [values[seed] - other[seed] for seed in both]
+    return unbroken(difference(gains, 1 if scale == 100 else 3, factor=scale))
 
 
 def number(values: Sequence[float]) -> str:
@@ -230,11 +222,11 @@ def pair_table(lines: list[Line], name: str) -> list[str]:
         cells = [f"{first} minus {second}", str(len(one.keys() & two.keys()))]
         for stage in STAGES:
             value = stage_value(stage)
-            cells.append(difference(by_seed(one, value), by_seed(two, value)))
+            cells.append(gain(by_seed(one, value), by_seed(two, value)))
         for measure in MEASURES:
             scores = (score_value(best_score(seeds, measure), measure) for seeds in (one, two))
             values = (by_seed(seeds, v) for seeds, v in zip((one, two), scores, strict=True))
-            cells.append(difference(*values, scale=1))
+            cells.append(gain(*values, scale=1))
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
@@ -248,7 +240,7 @@ def against(
 ) -> str:
     if base is None:
         return "–"
-    return "baseline" if candidate == base[0] else difference(values, base[1], scale=scale)
+    return "baseline" if candidate == base[0] else gain(values, base[1], scale=scale)
 
 
 SCORES = {

@@ -4,8 +4,8 @@
 
 Trains 784-1024-1024-10 with Adam and with NVRM-Adam, from the same weights and on the same batches,
 and measures each: the largest b for a given δ, loss and accuracy over b, and whether the curvature
-explains them. The images are those of MNIST that come with neuvar. With --proof all of MNIST is
-got, two epochs are trained on it, and the error under noise is bounded: about ten minutes more.
+explains them. The images are the MNIST excerpt in the package. With --proof it also loads all of
+MNIST, trains two epochs on it and bounds the error under noise: about ten minutes more.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ B = 0.05
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "Adam": lambda model, seed: torch.optim.Adam(model.parameters(), lr=1e-3),
     "NVRM-Adam": lambda model, seed: neuvar.NVRMAdam(model, lr=1e-3, b=B, seed=seed),
-    # For the proof: those that go less far from where they start.
+    # For the proof: the weights stay closer to their initial values.
     "SGD": lambda model, seed: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
     "NVRM-SGD": lambda model, seed: neuvar.NVRMSGD(model, lr=0.01, momentum=0.9, b=B, seed=seed),
 }
 DELTA = 0.1
 GRID = [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1]
 SCALES, PRIORS = [0.03, 0.05], [0.03, 0.05, 0.08]
-"""Scales of noise and deviations of the prior to choose from, fixed beforehand."""
+"""Noise scales and standard deviations of the prior to choose from, fixed before training."""
 
 
 def tensors(split: Split) -> tuple[Tensor, Tensor]:
@@ -89,14 +89,14 @@ def prove(model: nn.Module, start: nn.Module, data: Any, test: Any) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="how many of each (default: 5)")
-    parser.add_argument("--epochs", type=int, default=30, help="of training (default: 30)")
+    parser.add_argument("--seeds", type=int, default=5, help="networks per optimizer (default: 5)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of training (default: 30)")
     parser.add_argument(
         "--proof", action="store_true", help="also bound the error, on all of MNIST"
     )
     parser.add_argument("--out", type=Path, default=Path("out/flatness.json"), metavar="FILE")
     options = parser.parse_args()
-    found: dict[str, Any] = {"b": B, "delta": DELTA, "epochs": options.epochs, "runs": []}
+    results: dict[str, Any] = {"b": B, "delta": DELTA, "epochs": options.epochs, "runs": []}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     excerpt = mnist_excerpt()
     data, test = tensors(excerpt.train), tensors(excerpt.test)
@@ -104,8 +104,8 @@ def main() -> None:
         for name in ("Adam", "NVRM-Adam"):
             model = train(name, data, epochs=options.epochs, seed=seed)
             run = {"optimizer": name, "seed": seed} | measure(model, data, test)
-            found["runs"].append(run)
-            options.out.write_text(json.dumps(found) + "\n")
+            results["runs"].append(run)
+            options.out.write_text(json.dumps(results) + "\n")
             low, high = run["largest_b"]["interval"]
             print(
                 f"{name:<10} seed {seed}: test accuracy {run['gap']['test_accuracy']['mean']:.3f}, "
@@ -115,12 +115,12 @@ def main() -> None:
     if options.proof:
         whole = load("mnist")
         data, test = tensors(whole.train), tensors(whole.test)
-        found["proofs"] = []
+        results["proofs"] = []
         for name in ("SGD", "NVRM-SGD"):
             model = train(name, data, epochs=2, seed=0)
             proof = {"optimizer": name, "seed": 0} | prove(model, mlp(seed=0), data, test)
-            found["proofs"].append(proof)
-            options.out.write_text(json.dumps(found) + "\n")
+            results["proofs"].append(proof)
+            options.out.write_text(json.dumps(results) + "\n")
             bound = proof["seeger"]["bound"]["value"]
             print(f"{name:<10}: error under noise at most {bound:.3f}", flush=True)
 

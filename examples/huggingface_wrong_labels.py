@@ -4,12 +4,12 @@
 
 FOLDER has tab-separated files with the columns news_title and label: train_clean.tsv (true
 labels), train_clean_noisy_labels.tsv (the same titles, labels from rules) and test.tsv (true
-labels), as the Hausa news of github.com/uds-lsv/transfer-distant-transformer-african.
+labels), such as the Hausa news of github.com/uds-lsv/transfer-distant-transformer-african.
 
 A BERT of two layers first learns to fill in masked words of the training titles, without labels. It
 is then fine-tuned on the labels from rules. The table has the accuracy on the test set after the
-last epoch, the fraction of wrong labels that the network gives back, and how well an observer of
-the training tells wrong labels from right ones. A seed takes less than two minutes on one core.
+last epoch, the fraction of wrong labels that the network has memorized, and how well an observer
+of the training tells wrong labels from right ones. A seed takes less than two minutes on one core.
 """
 
 import argparse

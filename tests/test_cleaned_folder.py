@@ -66,7 +66,7 @@ def test_copies_by_default(capsys, photos):
     assert content("new/clean") == expected
     assert content(photos) == before
     assert "cleaned folder: new/clean, 40 copies, 1 in another class" in said
-    assert "1 renamed, names were taken: cat/00.png is dog/00-from-cat.png" in said
+    assert "1 renamed because the name was taken: cat/00.png is now dog/00-from-cat.png" in said
     assert Path("new/clean/cat/01.png").stat().st_mtime == 10**9
     assert not Path("new/clean/cat/01.png").samefile(photos / "cat/01.png")
     assert [path.name for path in Path("new").iterdir()] == ["clean"]

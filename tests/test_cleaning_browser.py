@@ -70,6 +70,11 @@ def rows_of(content):
     return list(csv.reader(io.StringIO(content.decode(), newline="")))
 
 
+def show_more(page):
+    """Press the button by key: the layout may still move under the mouse."""
+    page.locator("#more").press("Enter")
+
+
 def card(page, index):
     return page.locator(f'.card[data-index="{index}"]')
 
@@ -123,10 +128,10 @@ class TestSeen:
         worst = one.issues.worst[:150].tolist()
         assert shown(page) == worst[:60]
         assert "(90 left)" in page.locator("#more").inner_text()
-        page.locator("#more").click()
+        show_more(page)
         assert shown(page) == worst[:120]
         assert page.evaluate("Number(document.activeElement.dataset.index)") == worst[60]
-        page.locator("#more").click()
+        show_more(page)
         assert shown(page) == worst
         assert not page.locator("#more").is_visible()
         assert page.locator("#shown").inner_text() == (
@@ -421,7 +426,7 @@ class TestDecisions:
             page.keyboard.press(key)
             assert page.evaluate(apart), key
         while page.locator("#more").is_visible():
-            page.locator("#more").click()
+            show_more(page)
         page.evaluate("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
         dock, last = page.locator("#dock").bounding_box(), page.locator(".card").last
         assert dock["y"] + dock["height"] <= last.bounding_box()["y"]
@@ -437,12 +442,12 @@ class TestDecisions:
         page = visited.page
         a, b = (int(i) for i in one.issues.worst[[0, 100]])
         card(page, a).locator(".reject").click()
-        page.locator("#more").click()
+        show_more(page)
         card(page, b).locator(".accept").click()
         page.reload()
         assert said(page) == "2 of 150 decided · 1 accepted · 1 rejected"
         assert card(page, a).get_attribute("data-decision") == "reject"
-        page.locator("#more").click()
+        show_more(page)
         assert card(page, b).get_attribute("data-decision") == "accept"
         assert page.locator("#undo").is_disabled()
         kept = page.evaluate("Object.keys(localStorage)")

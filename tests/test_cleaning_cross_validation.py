@@ -85,7 +85,7 @@ def test_a_class_with_one_example():
 @pytest.mark.parametrize(
     ("model", "data", "options", "words"),
     [
-        (RidgeClassifier(), None, {}, "model must have predict_proba, RidgeClassifier has not"),
+        (RidgeClassifier(), None, {}, "model must have predict_proba, RidgeClassifier has none"),
         (LogisticRegression(), None, {"epochs": 3}, "epochs has no effect with an estimator"),
         (LogisticRegression(), None, {"trained": True}, "trained has no effect"),
         (LogisticRegression(), ([[1.0], [2.0], [3.0]], [0, 1, 1]), {}, "the largest has 2"),

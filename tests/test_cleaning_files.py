@@ -116,19 +116,17 @@ class TestArrays:
 
     def test_what_is_looked_for_and_what_is_there(self):
         assert refused(npz(pixels=IMAGES, y=LABELS)) == (
-            "data.npz has no inputs: looked for an array called images, inputs, x, X, data, "
-            "there are pixels, y; name them with --inputs NAME and --labels NAME"
+            "data.npz has no inputs: looked for an array called images, inputs, x, X, data; "
+            "it has pixels, y; name them with --inputs NAME and --labels NAME"
         )
-        assert "looked for an array called labels, y, targets, there are x" in refused(
-            npz(x=IMAGES)
-        )
+        assert "looked for an array called labels, y, targets; it has x" in refused(npz(x=IMAGES))
         path = npz(x=IMAGES, y=LABELS)
         assert refused(path, labels="z") == (
             "--labels must be a .npy, .npz or .csv file or an array of data.npz, which has x, y, "
             "got 'z'"
         )
         npz("apart.npz", z=LABELS, w=LABELS)
-        assert refused(path, labels="apart.npz").endswith("labels, y, targets, there are z, w")
+        assert refused(path, labels="apart.npz").endswith("labels, y, targets; it has z, w")
         assert "same length, got 6 and 5" in refused(npz(x=IMAGES, y=LABELS[:5]))
         assert "at least two classes" in refused(npz(x=IMAGES, y=np.zeros(6)))
         assert "6 of 6 are missing" in refused(npz(x=IMAGES, y=LABELS * np.nan))
@@ -151,7 +149,7 @@ class TestArrays:
         assert refused(keras, inputs="y_train", labels="y_train") == (
             "inputs and labels must be two arrays of keras.npz, got 'y_train'"
         )
-        assert "labels, y, targets, there are x_test, x_train, y_train; name them with" in refused(
+        assert "labels, y, targets; it has x_test, x_train, y_train; name them with" in refused(
             keras, inputs="x_train"
         )
         assert refused(table(), inputs="a") == "--inputs is for .npz files, got data.csv"
@@ -282,7 +280,7 @@ class TestTables:
             assert (source.columns, source.left_out) == (("a",), ())
             assert source.examples.inputs.tolist() == [[1], [3], [5]]
             assert refused(path, drop=["id", "c"]) == (
-                f"{path} has no column 'c', there are 'id', 'a', 'b', 'label'"
+                f"{path} has no column 'c'; its columns are 'id', 'a', 'b', 'label'"
             )
             assert refused(path, drop=["label"]) == (
                 "--drop must not have the column of labels, got 'label'"
@@ -350,7 +348,7 @@ class TestTables:
         path = table(text="a\n1\n2\n3\n")
         table("given.csv", "species,colour\nx,red\ny,blue\nx,red\n")
         assert refused(path, labels="given.csv") == (
-            "given.csv has no column 'label', there are 'species', 'colour'"
+            "given.csv has no column 'label'; its columns are 'species', 'colour'"
         )
         table("given.csv", "index\n0\n1\n2\n")
         assert "given.csv has no column 'label'" in refused(path, labels="given.csv")
@@ -373,11 +371,11 @@ class TestTables:
                 "line 13, column 'a' must be a finite number for float32, got '4.x'; correct it",
             ),
             ("a,label\n1,x\n2\n", "line 3, column 'label' is empty"),
-            ("a;label\n1;x\n", "data.csv has no column 'label', there are 'a;label'"),
-            ("a,a,label\n1,2,x\n", "must name each column once, 'a' is there twice"),
+            ("a;label\n1;x\n", "data.csv has no column 'label'; its columns are 'a;label'"),
+            ("a,a,label\n1,2,x\n", "must name each column once, but 'a' occurs twice"),
             ("", "must begin with a line of column names, it is empty"),
             ("a,label\n", "data.csv has no rows"),
-            ("label\nx\ny\n", "must have columns beside the labels, there are none"),
+            ("label\nx\ny\n", "must have columns besides the labels"),
             (
                 'a,label\n1,"x\n',
                 "data.csv is not a CSV file: Error tokenizing data. C error: EOF inside string",
@@ -403,8 +401,8 @@ class TestTables:
             ),
             ({"a": [1.0, 2.0], "label": [None, 1]}, "row 0, column 'label' is empty"),
             ({"a": [1.0, 2.0], "label": [[0], [1]]}, "column 'label' must hold labels, got object"),
-            ({"a": [1.0, 2.0]}, "has no column 'label', there are 'a'"),
-            ({"label": [0, 1]}, "must have columns beside the labels"),
+            ({"a": [1.0, 2.0]}, "has no column 'label'; its columns are 'a'"),
+            ({"label": [0, 1]}, "must have columns besides the labels"),
         ],
     )
     def test_parquet_is_refused_with_row_and_column(self, columns, sentence):
@@ -492,10 +490,10 @@ class TestFolders:
         ("text", "sentence"),
         [
             ("file,label\n1.png,a\n", "given.csv has no label for file '2.png'"),
-            ("file,label\n1.png,a\n2.png,b\n3.png,b\n", "file '3.png', not in the data"),
+            ("file,label\n1.png,a\n2.png,b\n3.png,b\n", "file '3.png', which is not in the data"),
             ("file,label\n1.png,a\n../photos/2.png,b\n", "not in the data"),
-            ("file,label\n1.png,a\n1.png,b\n2.png,a\n", "'1.png' is there twice"),
-            ("name,label\n1.png,a\n", "has no column 'file', there are 'name', 'label'"),
+            ("file,label\n1.png,a\n1.png,b\n2.png,a\n", "'1.png' occurs twice"),
+            ("name,label\n1.png,a\n", "has no column 'file'; its columns are 'name', 'label'"),
             ("file,label\n1.png,\n2.png,b\n", "line 2, column 'label' is empty"),
         ],
     )
@@ -659,7 +657,9 @@ class TestWriting:
         write_cleaning(cleaning(), out, top=1)
         (out / "decisions.csv").write_text("mine")
         for overwrite in (False, True):
-            with pytest.raises(ValueError, match=r"has 'decisions\.csv', not written by neuvar"):
+            with pytest.raises(
+                ValueError, match=r"has 'decisions\.csv', which neuvar clean did not"
+            ):
                 write_cleaning(cleaning(), out, top=1, overwrite=overwrite)
         assert (out / "decisions.csv").read_text() == "mine"
         (out / "decisions.csv").unlink()
@@ -671,7 +671,7 @@ class TestWriting:
             check_folder(Path("file"), overwrite=True)
         with pytest.raises(ValueError, match="must not be the current folder"):
             check_folder(Path(), overwrite=False)
-        with pytest.raises(ValueError, match="is one itself"):
+        with pytest.raises(ValueError, match="must not be a mount point"):
             check_folder(Path("/proc"), overwrite=False)
         with pytest.raises(ValueError, match=r"--out cannot be created in /proc: "):
             check_folder(Path("/proc/there/found"), overwrite=False)

@@ -164,7 +164,7 @@ class TestSummary:
         assert str(one) == (
             f"{flagged} of 40 labels are flagged ({flagged / 0.4:.1f} %); about 30.0 % "
             f"[20.0, 41.5] of all labels are wrong. {int(one.issues.sure().sum())} labels are "
-            "replaced: the suggestion is right with at least 90%."
+            "replaced: the suggestion is right with a probability of at least 0.9."
         )
         none, single = replace(one, replace_at=1.0), replace(one, replace_at=0.95)
         assert " No label is replaced" in str(none)

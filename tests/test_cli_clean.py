@@ -287,7 +287,7 @@ def test_inputs_by_name(capsys, finder):
     assert neuvar(capsys, *again.split()[1:])[0] == 0
     code, _, err = neuvar(capsys, "clean", "k.npz", "--overwrite")
     assert code == 2
-    assert "there are x_train, y_train; name them with --inputs NAME and --labels NAME" in err
+    assert "it has x_train, y_train; name them with --inputs NAME and --labels NAME" in err
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (32, 32, 3), (40, 40), (1, 28, 28), (28, 28)])
@@ -338,6 +338,7 @@ def test_standardize():
         ("--probabilities p.npy --seed 0", "--seed must not be given with --probabilities"),
         ("--decisions d.csv --overwrite", "--overwrite must not be given with --decisions"),
         ("--decisions d.csv --top 0", "--top must not be given with --decisions"),
+        ("--decisions d.csv --embeddings e.npy", "--embeddings must not be given with --decisions"),
         ("--decisions d.csv --duplicates", "--duplicates must not be given with --decisions"),
         ("--probabilities p.npy --checkpoint c.pt", "--checkpoint must not be given with --prob"),
         ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
@@ -471,7 +472,7 @@ def test_data_and_results_keep_apart(capsys, finder):
     for out in ("photos", "photos/clean"):
         code, _, err = neuvar(capsys, "clean", "photos", "--out", out)
         assert code == 2
-        assert "--out must not be inside of photos" in err
+        assert "--out must not be inside photos" in err
     code, out, _ = neuvar(capsys, "clean", "photos", "--size", "4", "--out", "photos-clean")
     assert code == 0
     assert finder.calls[0][1].inputs.shape == (2, 4, 4)

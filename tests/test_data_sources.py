@@ -130,7 +130,7 @@ class TestFolder:
         monkeypatch.setenv("NEUVAR_DATA", str(tmp_path / "one"))
         assert_same(load("mnist", download=False), arrays)
         (tmp_path / "two").mkdir()
-        with pytest.raises(DataError, match=r"it is not in .*two; not in the cache"):
+        with pytest.raises(DataError, match=r"it is not in .*two; it is not in the cache"):
             load("mnist", folder=tmp_path / "two", download=False)
 
     def test_the_folder_wins_over_the_cache(self, sets, tmp_path, monkeypatch):

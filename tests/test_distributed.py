@@ -168,7 +168,7 @@ def test_own_noise_is_refused_where_it_cannot_be():
 def test_what_sharded_weights_cannot_have_is_refused(found):
     for own_noise, own_scale in found.ranks:
         assert "is sharded" in own_noise
-        assert "b='auto' is not for sharded parameters" in own_scale
+        assert "b='auto' does not support sharded parameters" in own_scale
 
 
 @cases(worker.controlled)

@@ -110,8 +110,8 @@ class TestAsJSON:
         [
             ({"data": "mnist"}, "kind must be one of training, tasks, got None"),
             ({"kind": "other", "data": "mnist"}, "got 'other'"),
-            ({"kind": "training", "data": "mnist", "color": 1}, "a run has no 'color'"),
-            ({"kind": "tasks", "data": "mnist", "augment": True}, "a run has no 'augment'"),
+            ({"kind": "training", "data": "mnist", "color": 1}, "a run has no field 'color'"),
+            ({"kind": "tasks", "data": "mnist", "augment": True}, "a run has no field 'augment'"),
             ({"kind": "training"}, "a run needs 'data'"),
         ],
     )

@@ -785,7 +785,7 @@ BAD = {
     "ranks='per_rank' needs mode='exact'": {"ranks": "per_rank", "mode": "replay"},
     "ranks='per_rank' needs an initialized": {"ranks": "per_rank"},
     "seed must be an integer from 0 to 4294967295, got 1.5": {"seed": 1.5},
-    "b must be a finite number >= 0, got 1e\\+39": {"b": 1e39},
+    "b must be at most 3.4e\\+38 \\(float32\\), got 1e\\+39": {"b": 1e39},
     "b must be a finite number >= 0, got 1000": {"b": 10**400},
 }
 

@@ -1324,7 +1324,7 @@ def test_bad_input_gets_a_sentence():
         NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model="net", b=0.1)
     with pytest.raises(ValueError, match=r"group 0 has a parameter of shape \(7, 5\)"):
         NVRM(torch.optim.SGD(model.parameters(), lr=0.1), model=other, b=0.1)
-    with pytest.raises(ValueError, match="another module than the first argument"):
+    with pytest.raises(ValueError, match="the same module as the first argument"):
         NVRMSGD(model, lr=0.1, b=0.1, model=other)
     with pytest.raises(ValueError, match='or b="auto"'):
         NVRMSGD(model, lr=0.1)

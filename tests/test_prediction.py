@@ -520,7 +520,7 @@ def test_checkpoint_of_training_for_rounding():
 
 def test_noise_that_nobody_knows():
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
-    with pytest.raises(ValueError, match=r"no neuvar optimizer .* give b"):
+    with pytest.raises(ValueError, match=r"no NVRM optimizer .* give b"):
         predict(model, x)
     optimizer = NVRMSGD(model, lr=0.1, b=0.0)
     with pytest.raises(ValueError, match="has no noise now"):

@@ -517,8 +517,8 @@ def test_bad_arguments_get_a_sentence(how, sentence):
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ({"gamma": 0.1}, "a group has gamma as its 'b', got gamma=0.1"),
-        ({"std": 0.1}, "a group has gamma as its 'b', got std=0.1"),
+        ({"gamma": 0.1}, "set gamma of a group as its 'b', got gamma=0.1"),
+        ({"std": 0.1}, "set gamma of a group as its 'b', got std=0.1"),
         ({"relative_to": None}, "relative_to must be 'filter' in ARWP, got None"),
         ({"mix": 2}, "mix must be a finite number >= 0 and <= 1, got 2"),
         ({"eta": -1}, "eta must be a finite number >= 0, got -1"),

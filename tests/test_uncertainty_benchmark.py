@@ -163,12 +163,13 @@ def synthetic(ours, plain, dropout):
     return lines
 
 
-def test_tables_and_verdicts(tmp_path):
+def test_tables_and_differences(tmp_path):
     lines = synthetic([0.10, 0.11, 0.12], [0.20, 0.21, 0.22], [0.10, 0.11, 0.13])
     text = uncertainty_tables.tables(lines, {"mnist": ROW})
     assert "| NVRM, averaged | 50.0 ± 0.0 | 0.5000 ± 0.0000 | 0.110 ± 0.010 |" in text
-    verdict = "lower than plain; no significant difference from MC dropout."
-    assert f"Log loss of NVRM averaged, beyond two standard errors: {verdict}" in text
+    same, ours = "+0.0000 (+0.0000 to +0.0000)", "-0.003 (-0.018 to +0.011)"
+    assert f"| MC dropout | {same} | {ours} | {same} | +0.000" in text
+    assert "| **-0.100 (-0.100 to -0.100)** |" in text  # the same difference for every seed
     assert "n = 3.\n" in text
     more = uncertainty_tables.tables(lines, {"mnist": replace(ROW, seeds=(0, 1, 2, 3, 4))})
     assert "n = 3; preliminary, 5 are planned.\n" in more

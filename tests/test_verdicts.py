@@ -263,7 +263,7 @@ DAMAGE = {
     "null under noise": (lambda line: nulled(line, "under_noise"), "in 'under_noise' is null"),
     "unknown field": (
         lambda line: line | {"run": line["run"] | {"colour": "red"}},
-        "a run has no 'colour'",
+        "a run has no field 'colour'",
     ),
 }
 

@@ -29,7 +29,7 @@ def integer(name: str, value: Any, *, low: int | None = None, high: int | None =
 
 
 def sizes(name: str, values: Any, *, at_least: int = 1) -> tuple[int, ...]:
-    """A tuple of at least so many integers >= 1."""
+    """A tuple of ``at_least`` or more integers >= 1."""
     items = tuple(values) if isinstance(values, Iterable) else ()
     if len(items) < at_least:
         raise ValueError(f"{name} must be {at_least} or more integers, got {values!r}")

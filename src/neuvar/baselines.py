@@ -93,8 +93,9 @@ class SGLD(PSGD):
     .. math:: \theta_t = \theta_{t-1} - \eta\,g_t + \sqrt{2 \eta T}\,\xi_t,
               \qquad \xi_t \sim N(0, 1)
 
-    It differs from :class:`PSGD` only in the size of the noise. For a loss that is a mean over m
-    examples, ``temperature=1/m`` samples from the posterior; a group's ``b`` is :math:`\sqrt{2T}`.
+    It differs from :class:`PSGD` only in the size of the noise: a group's ``b`` is
+    :math:`\sqrt{2T}`. For a loss that is a mean over m examples, ``temperature=1/m`` samples from
+    the posterior.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = SGLD(model.parameters(), lr=0.1, temperature=1 / 50_000)
@@ -118,7 +119,7 @@ class SmoothOut(NVRMSGD):
 
 
 class AntiPGD(NVRMSGD):
-    """Anti-PGD (Orvieto et al., 2022): anticorrelated noise, which is NVRM-SGD's update."""
+    """Anti-PGD (Orvieto et al., 2022): anticorrelated noise. The update is that of NVRM-SGD."""
 
 
 class SAM(Optimizer):
@@ -153,11 +154,9 @@ class SAM(Optimizer):
         if not isinstance(inner, Optimizer):
             raise ValueError(f"inner must be a torch.optim.Optimizer, got {type(inner).__name__}")
         if isinstance(inner, (SAM, Wrapper)):
-            raise ValueError(
-                f"inner must be an optimizer that leaves weights alone, got {type(inner).__name__}"
-            )
+            raise ValueError(f"inner must not perturb weights itself, got {type(inner).__name__}")
         if isinstance(inner, torch.optim.LBFGS):
-            raise ValueError("inner must evaluate the loss once a step; LBFGS needs several")
+            raise ValueError("inner must evaluate the loss once per step; LBFGS needs several")
         rho = noise_.scale("rho", rho)
         radii = [noise_.scale("rho", group.get("rho", rho)) for group in inner.param_groups]
         self.inner = inner
@@ -170,7 +169,7 @@ class SAM(Optimizer):
     def _share(self) -> None:
         # Groups and state are the inner optimizer's own, so that schedulers and scalers reach them.
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        for group in self.param_groups:  # a plain optimizer's state has none
+        for group in self.param_groups:  # the state of a plain optimizer has no rho
             group.setdefault("rho", self.defaults["rho"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,7 +220,7 @@ class SAM(Optimizer):
         return self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state; between :meth:`climb` and :meth:`step` there is none."""
+        """The inner optimizer's state; an error between :meth:`climb` and :meth:`step`."""
         self._refuse_if_climbed()
         return self.inner.state_dict()
 

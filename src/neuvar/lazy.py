@@ -12,12 +12,12 @@ def attach(package: str, **names: str) -> tuple[Callable[[str], Any], Callable[[
     """Make ``__getattr__`` and ``__dir__`` for a package.
 
     Type checkers do not see them: the package also imports the names ``if TYPE_CHECKING``. No
-    function may have the name of a submodule, whose import would set the attribute.
+    function may have the name of a submodule: the import of the submodule would replace it.
 
     Args:
         package: its ``__name__``.
         **names: for each submodule the names that come from it, separated by spaces; its own name
-            is the submodule itself.
+            means the submodule itself.
     """
     homes = {name: home for home, own in names.items() for name in own.split()}
 
@@ -26,7 +26,7 @@ def attach(package: str, **names: str) -> tuple[Callable[[str], Any], Callable[[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(f"{package}.{homes[name]}")
         value = module if name == homes[name] else getattr(module, name)
-        setattr(sys.modules[package], name, value)  # the next use does not come here
+        setattr(sys.modules[package], name, value)  # so __getattr__ is not called again
         return value
 
     return find, lambda: sorted({*vars(sys.modules[package]), *homes})

@@ -87,7 +87,7 @@ def scale(name: str, value: object) -> float:
     """Validate a scale of noise: a finite number >= 0."""
     result = number(name, value, low=0)
     if result > LARGEST_SCALE:  # float32 noise would overflow
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+        raise ValueError(f"{name} must be at most {LARGEST_SCALE:.3g} (float32), got {value!r}")
     return result
 
 
@@ -197,7 +197,7 @@ def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterable[Piece]:
     along the table, which wraps around, so no two weights share an entry. A model with more weights
     than the table has entries wraps around again, each lap with its own offset: which weights share
     an entry then changes with every draw, and because the table's mean is 0 their covariance over
-    draws is 0. A lap has as many different noises as the table has entries.
+    draws is 0. The noise of a lap is one of ``TABLE_SIZE`` vectors, one for each offset.
     """
     low, high = slot.span or (0, math.prod(slot.shape))
     result: Iterable[Piece]

@@ -1,4 +1,4 @@
-"""Write the images of a folder again, in subfolders named by their cleaned labels."""
+"""Copy the images of a folder into subfolders named after their cleaned labels."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class CleanedFolder:
         text = f"{self.path}, {' and '.join(parts)}, {self.moved:,} in another class"
         if not self.renamed:
             return text
-        shown = [f"{old} is {new}" for old, new in list(self.renamed.items())[:5]]
+        shown = [f"{old} is now {new}" for old, new in list(self.renamed.items())[:5]]
         more = ", …" * (len(self.renamed) > 5)
-        return f"{text}; {len(self.renamed):,} renamed, names were taken: {', '.join(shown)}{more}"
+        why = "renamed because the name was taken"
+        return f"{text}; {len(self.renamed):,} {why}: {', '.join(shown)}{more}"
 
 
 def check_cleaned_folder(target: Path, data: Path, out: Path) -> None:
@@ -65,7 +66,7 @@ def check_cleaned_folder(target: Path, data: Path, out: Path) -> None:
 def write_cleaned_folder(
     target: Path, data: Path, examples: Examples, labels: Array, *, link: bool = False
 ) -> CleanedFolder:
-    """Copy or hard-link the images of a folder into subfolders named like their labels.
+    """Copy or hard-link the images of a folder into subfolders named after their labels.
 
     The folder is written completely or not at all; the data are not changed. Where no hard link is
     possible, such as on another disk, the image is copied.
@@ -112,7 +113,7 @@ def write_cleaned_folder(
 def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Class folder of each file, and its path below that folder.
 
-    If a first folder is not a class, as with labels from a CSV file, no file has a class folder.
+    If the first folder of any file is not a class, as with labels from a CSV file, none has one.
     """
     parts, known = [file.partition("/") for file in files], set(names)
     if all(below and first in known for first, _, below in parts):

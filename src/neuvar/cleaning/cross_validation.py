@@ -21,7 +21,7 @@ def is_estimator(model: Any) -> bool:
 def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, seed: int) -> Array:
     """Held-out probabilities: a copy of the estimator, fitted on four folds, predicts the fifth.
 
-    If a class has a single example, the copy that predicts it has never seen the class: it gets 0.
+    If a class has one example, the copy that predicts it has not seen the class and gives it 0.
     """
     try:
         from sklearn.base import clone  # type: ignore[import-untyped]
@@ -30,8 +30,8 @@ def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, see
         raise ImportError('estimators need scikit-learn: pip install "neuvar[sklearn]"') from error
     if not hasattr(estimator, "predict_proba"):
         raise ValueError(
-            f"model must have predict_proba, {type(estimator).__name__} has not; use for example "
-            "sklearn.calibration.CalibratedClassifierCV around it"
+            f"model must have predict_proba, {type(estimator).__name__} has none; wrap it, for "
+            "example in sklearn.calibration.CalibratedClassifierCV"
         )
     features, n = _as_rows(inputs), len(labels)
     if _length(features) != n:

@@ -43,7 +43,7 @@ class Duplicates:
 
     @property
     def conflicting(self) -> Array:
-        """Indices of the examples in these groups, sorted."""
+        """Indices of the examples in groups whose labels differ, sorted."""
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *self.conflicts]))
 
     def __str__(self) -> str:

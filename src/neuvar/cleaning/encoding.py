@@ -20,7 +20,7 @@ NUMBERS_WITH_TYPOS = 0.9
 MAX_CATEGORIES = 50
 """Categories of a column; its rarer values share the last one."""
 FEW_VALUES = 20
-"""A column with at most this many values, or with five rows per value, has categories."""
+"""A column with at most this many values, or with five or more rows per value, has categories."""
 TEXT_WORDS = 2.5
 """The cells of a column of text have at least this many words on average."""
 TEXT_FEATURES = 300
@@ -163,12 +163,12 @@ def _problem(column: _Column, path: Path) -> str:
 def _encode(columns: list[_Column], path: Path) -> Features:
     used = [column for column in columns if column.kind != "id"]
     left_out = tuple(
-        f"column {column.name!r} (different in most rows)"
+        f"column {column.name!r} (too many different values)"
         for column in columns
         if column.kind == "id"
     )
     if not used:
-        raise ValueError(f"{path} must have columns whose values repeat, beside the labels")
+        raise ValueError(f"{path} must have columns whose values repeat, besides the labels")
     names = tuple(column.name for column in used)
     if all(column.kind == "number" and not column.missing for column in used):
         numbers = np.stack([column.values for column in used], 1).astype(np.float32)

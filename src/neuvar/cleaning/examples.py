@@ -296,7 +296,7 @@ def _to_array(values: Any) -> Array:
             return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
         array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     except ValueError:
-        raise ValueError("inputs must all have one shape, those of some differ") from None
+        raise ValueError("inputs must all have one shape, but some differ") from None
     if array.dtype.kind not in NUMBERS:
         raise ValueError(f"inputs must be numbers, got values of type {array.dtype}")
     return array

@@ -91,9 +91,9 @@ def find_label_issues(
             Integers are tokens if the model has an embedding, otherwise features. uint8 images are
             normalized; other inputs are used as they are, so bring features to a similar scale.
         trained: use the model as it is, without training. A model that has memorized the labels
-            finds little. Its inputs must be those it was trained on, as floats.
+            finds little. Pass its inputs as floats, preprocessed as in its training.
         b: noise scale, or "auto".
-        epochs: passes over the data; the learning rate drops by 10 after each third of them.
+        epochs: passes over the data; the learning rate is divided by 10 after each third.
         batch_size: examples in a batch.
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
@@ -415,7 +415,7 @@ def network_for(examples: Examples, *, seed: int) -> nn.Module:
     """A default network: the paper's fully connected one, or a ResNet-10 of width 16 for images.
 
     Features and gray images of at most 32 x 32 pixels go to the fully connected network with two
-    hidden layers of 1024 units. Inputs of two or three dimensions are images.
+    hidden layers of 1024 units. An example of two or three dimensions is an image.
     """
     shape, classes = tuple(examples.inputs.shape[1:]), len(examples.names)
     gray = len(shape) == 2 or shape[:1] == (1,)

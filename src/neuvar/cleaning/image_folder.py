@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 64
-"""Side of the squares, unless all pictures have the same smaller one."""
+"""Default side of the squares; if all pictures have the same smaller side, that one is used."""
 MAX_PIXELS = 100_000_000
 """Pictures with more pixels are refused: a small file may unpack to any number of pixels."""
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")

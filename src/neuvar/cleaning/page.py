@@ -61,7 +61,7 @@ MAX_TEXT = 1000
 PICTURE = 9_000
 """With many examples, pictures may take this many characters each."""
 MAX_PICTURES = 16_000_000
-"""Largest number of characters that all of them may then take."""
+"""Upper limit of the characters of all pictures together."""
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
@@ -132,7 +132,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
             [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
             for i, j in np.argwhere(shares >= least)
         ],
-        # Without them the page cannot offer the changed labels.
+        # Without these, the page cannot offer the labels of all examples as a download.
         "labels": labels if len(embed(labels)) <= MAX_DATA - MIN_PICTURES else None,
     }
     room = max(MAX_DATA - len(embed(data)), MIN_PICTURES, min(PICTURE * len(shown), MAX_PICTURES))

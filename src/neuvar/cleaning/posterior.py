@@ -76,12 +76,12 @@ class Posterior:
     Attributes:
         wrong: probability that the label is wrong.
         flagged: whether the label should be looked at: it is more likely wrong than right, before
-            the probability is lowered for predictions that may mislead.
+            the probability is lowered for a weak network.
         other: most probable true class other than the given one.
         other_probability: its probability.
         quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
-        certain: share of labels that are wrong even if every unclear example is due to the network;
-            a lower bound of the noise rate.
+        certain: share of labels that are wrong even if the network errs on every unclear example; a
+            lower bound of the noise rate.
     """
 
     wrong: Array

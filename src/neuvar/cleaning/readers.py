@@ -182,8 +182,8 @@ def _first_known(known: Sequence[str], names: Sequence[str], problem: str, hint:
         if name in names:
             return name
     raise ValueError(
-        f"{problem}: looked for an array called {', '.join(known)}, "
-        f"there are {', '.join(names) or 'none'}{hint}"
+        f"{problem}: looked for an array called {', '.join(known)}; "
+        f"it has {', '.join(names) or 'none'}{hint}"
     )
 
 
@@ -282,9 +282,11 @@ def _labels_by_id(path: Path, id_column: str, ids: Sequence[str] | None = None) 
     labels, known = {row[id_column]: row[column] for row in rows}, set(ids)
     for key, count in Counter(row[id_column] for row in rows).items():
         if count > 1:
-            raise ValueError(f"{path} must have each {id_column} once, {key!r} is there twice")
+            raise ValueError(f"{path} must have each {id_column} once, but {key!r} occurs twice")
         if key not in known:
-            raise ValueError(f"{path} has a label for {id_column} {key!r}, not in the data")
+            raise ValueError(
+                f"{path} has a label for {id_column} {key!r}, which is not in the data"
+            )
     for key in ids:
         if key not in labels:
             raise ValueError(f"{path} has no label for {id_column} {key!r}")

@@ -93,7 +93,7 @@ class Cleaning:
         if not self.flagged:
             return ""
         count = int(self.replaced.sum())
-        sure = f"with at least {self.replace_at:.0%}"
+        sure = f"with a probability of at least {self.replace_at:g}"
         if not count:
             return f" No label is replaced: no suggestion is right {sure}."
         labels = "1 label is" if count == 1 else f"{count:,} labels are"
@@ -226,7 +226,7 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     """Refuse a folder that must not be replaced or cannot be created."""
     target = out.resolve()
     if target.is_mount():
-        raise ValueError(f"--out must be a folder below a mount point, {target} is one itself")
+        raise ValueError(f"--out must not be a mount point, got {target}")
     nearest = next(path for path in target.parents if path.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".neuvar-", dir=nearest):
@@ -243,7 +243,8 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     foreign = [name for name in files if name not in FILES]
     if foreign:
         raise ValueError(
-            f"--out must be a new folder, {out} has {foreign[0]!r}, not written by neuvar clean"
+            f"--out must be a new folder, {out} has {foreign[0]!r}, which neuvar clean did not "
+            "write"
         )
     if files:
         _earlier_summary(out)
@@ -407,7 +408,7 @@ def _class_table(issues: LabelIssues) -> str:
         share = f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–"
         after = given[i] - wrong[i] + gained[i]
         rows.append((name, f"{given[i]:,}", f"{wrong[i]:,}", share, f"{after:,}"))
-    return _table(("class", "given", "flagged", "share", "after cleaning"), rows, text=1)
+    return _table(("class", "given", "flagged", "share", "with all suggestions"), rows, text=1)
 
 
 def _transition_table(issues: LabelIssues) -> str:

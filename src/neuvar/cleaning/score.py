@@ -67,7 +67,7 @@ class LabelIssues:
         labels: class index of each given label, int64, shape (n,); as in cleanlab.
         probabilities: predicted probabilities, float32 or float64, shape (n, classes).
         quality: label quality from 0 to 1; the lower, the more likely the label is wrong.
-        suggested: index of the most probable true class, int64; the given label if no class has a
+        suggested: index of the most probable other class, int64; the given label if no class has a
             higher predicted probability.
         flagged: whether the label should be looked at, bool; flags balance precision and recall.
         error_probability: probability that the label is wrong; of a flagged label, that the flag
@@ -172,10 +172,10 @@ def judge_labels(
     with the belief q in each class and the predicted distribution η of labels, both powers of the
     probabilities. T is counted where predictions are most confident: contradicted labels there are
     flips from class to class. ε is large if there are few of them: then labels are wrong where
-    examples are hard. A label is flagged if it is more likely wrong than right by this rule, and
-    the probabilities prefer another class. Weak predictions may mislead, so ``error_probability``
-    is lower than the rule's own: by 5 %, and by the share of labels that predictions contradict
-    with little confidence.
+    examples are hard. Predictions may mislead, so the probability that a label is wrong is
+    multiplied by 0.95. A label is flagged if the result is above 0.5, and the probabilities prefer
+    another class. For ``error_probability`` the factor is lower if the network is weak: it is
+    reduced by the share of labels that predictions contradict with little confidence.
 
     The noise rate is the fraction of flagged labels, and the transition matrix counts the given
     labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.

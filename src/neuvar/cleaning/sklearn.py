@@ -42,7 +42,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardized;
     X must be two-dimensional, so flatten images first. cleanlab can use the results:
     ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``, and
-    ``label_quality_`` are quality scores to rank by, as its own are.
+    ``label_quality_`` ranks labels as its label quality scores do.
 
     Args:
         model: None for a fully connected network; or a function ``model(features, classes, seed)``
@@ -116,7 +116,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on features of shape (n, features) and their labels.
 
         An example of weight 2 counts in the loss, and in the means and deviations of the features,
-        as two examples do. Label issues do not depend on the weight of an example itself.
+        as two examples do. The trained network then judges the labels without weights.
         """
         if isinstance(y, (list, tuple)):
             y = label_array(y)  # numpy would turn a missing label among text into text

@@ -41,7 +41,7 @@ def read_header(path: Path) -> tuple[list[str], list[str]]:
     indexes.update(name for name in names[:1] if name in UNNAMED)
     if len(set(names)) < len(names):
         repeated = min(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{path} must name each column once, {repeated!r} is there twice")
+        raise ValueError(f"{path} must name each column once, but {repeated!r} occurs twice")
     return names, [name for name in names if name in indexes]
 
 
@@ -50,7 +50,7 @@ def check_column(name: str, names: Sequence[str], path: Path) -> None:
     if name not in names:
         listed = ", ".join(map(repr, names[:12]))
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        raise ValueError(f"{path} has no column {name!r}, there are {listed}{more}")
+        raise ValueError(f"{path} has no column {name!r}; its columns are {listed}{more}")
 
 
 def read_frame(path: Path, columns: Sequence[str], label: str | None) -> tuple[Any, list[Any]]:
@@ -65,7 +65,7 @@ def read_frame(path: Path, columns: Sequence[str], label: str | None) -> tuple[A
     if not len(frame):
         raise ValueError(f"{path} has no rows")
     if not columns:
-        raise ValueError(f"{path} must have columns beside the labels, there are none")
+        raise ValueError(f"{path} must have columns besides the labels")
     if label is None:
         return frame, []
     _refuse_empty(frame[label], path)

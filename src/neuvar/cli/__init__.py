@@ -13,7 +13,10 @@ from importlib import import_module, metadata
 from neuvar.cli.command_line import FORMAT, Parser, add_command
 
 COMMANDS = {
-    "demo": ("demo", "compare training with and without NVRM on two tasks, in a minute or two"),
+    "demo": (
+        "demo",
+        "compare forgetting and wrong labels with and without NVRM, in a minute or two",
+    ),
     "list": (
         "list_experiments",
         "show the experiments, their runs and how many of these are finished",

@@ -38,21 +38,22 @@ DATA is one of
                 targets; for other names use --inputs and --labels
   FILE.csv      with a header line; columns are numbers, dates, categories or text, and may have
                 missing values. Labels are in the column label, labels, class, target, category or
-                y, or else in the last one; the command prints which. Not used are row numbers (an
-                unnamed first column, a pandas index), short text that differs in most rows, the
-                columns of --drop, and the column label if --labels names another one
+                y, or else in the last one; the command prints which. These columns are not used:
+                row numbers (an unnamed first column, a pandas index), short text with too many
+                different values, those of --drop, and label if --labels names another one
   FILE.parquet  like FILE.csv
 A network is trained once, with noise on its weights so that it does not memorize wrong labels.
+For a table with text, a linear model is fitted instead (see --model).
 DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label
 quality first; labels.csv, the cleaned labels in the order of the data (also labels.npy for a .npz
 file, and cleaned.csv with all columns for a .csv file); summary.md and summary.json. In CSV files
 other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an apostrophe in
 front, so that no spreadsheet runs it as a formula.
 
---cleaned-folder writes the images of a folder again, in subfolders by their cleaned labels. It
-copies; with --link it makes hard links, which take no space but share their content with the
-originals (where a link is impossible, such as on another disk, it copies). If a class has a file of
-the same name, 1.png from class cat becomes 1-from-cat.png, and the command prints it.
+--cleaned-folder copies the images of a folder into subfolders named after their cleaned labels.
+With --link it makes hard links, which take no space but share their content with the originals.
+Where a link is impossible, such as on another disk, it copies. If a class already has a file of the
+same name, 1.png from class cat becomes 1-from-cat.png, and the command prints it.
 
 --export cleanlab writes cleanlab.csv, the table that cleanlab's CleanLearning makes and takes.
 --export labelstudio writes the flagged labels as tasks, label_studio.json, and the labeling
@@ -77,8 +78,8 @@ examples:
                                                    apply the decisions made on the page of
                                                    out/clean to its labels, do not train
   neuvar clean photos --decisions decisions.csv --cleaned-folder photos-clean
-                                                   also copy the images into subfolders by the
-                                                   decided labels
+                                                   also copy the images into subfolders named
+                                                   after the decided labels
   neuvar clean reviews.csv --export cleanlab labelstudio
                                                    also write files for these programs
 """
@@ -102,8 +103,8 @@ examples:
         help="results folder (default: out/clean)")  # fmt: skip
     add("--overwrite", action="store_true", help="replace an earlier result in DIR")
     add("--cleaned-folder", type=Path, metavar="FOLDER",
-        help="also copy the images of a folder into subfolders by their cleaned labels; FOLDER "
-        "must be new or empty")  # fmt: skip
+        help="also copy the images of a folder into subfolders named after their cleaned labels; "
+        "FOLDER must be new or empty")  # fmt: skip
     add("--link", action="store_true", help="with --cleaned-folder: hard links instead of copies")
     add("--export", nargs="+", action="extend", default=[], choices=EXPORTS, metavar="PROGRAM",
         help="also write files for cleanlab, labelstudio or both")  # fmt: skip
@@ -121,7 +122,7 @@ examples:
         help="decisions.csv from the page in DIR: apply them to its labels")  # fmt: skip
     add("--duplicates", action="store_true",
         help="also write duplicates.csv: examples that are equal or nearly equal, those with "
-        "different labels first; the time grows with the square of their number")  # fmt: skip
+        "different labels first; the time grows with the square of the data's size")  # fmt: skip
     add = parser.add_argument_group("training").add_argument
     default = {name: f"(default: {value})" for name, value in TRAINING.items()}
     add("--model", choices=("network", "linear"),
@@ -173,8 +174,8 @@ def _refuse_unused(options: argparse.Namespace) -> None:
 
     training = ("model", *TRAINING, "checkpoint")
     if options.decisions:
-        scoring = ("top", "replace_at", "probabilities", "overwrite", "export", "duplicates")
-        refuse("with --decisions", *scoring, *training)
+        scoring = ("top", "replace_at", "probabilities", "embeddings", "duplicates")
+        refuse("with --decisions", *scoring, "overwrite", "export", *training)
     if options.probabilities:
         refuse("with --probabilities", *training, "embeddings")
     if options.observed:
@@ -193,7 +194,7 @@ def _clean(options: argparse.Namespace) -> int:
     if options.data is not None and options.data.is_dir():
         data, out = options.data.resolve(), options.out.resolve()
         if data == out or data in out.parents:
-            raise ValueError(f"--out must not be inside of {options.data}, got {options.out}")
+            raise ValueError(f"--out must not be inside {options.data}, got {options.out}")
     for name, value in TRAINING.items():
         if getattr(options, name) is None:
             setattr(options, name, value)

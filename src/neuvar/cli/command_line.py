@@ -42,7 +42,7 @@ def add_results(parser: argparse._ActionsContainer) -> None:
 
 
 def non_negative(text: str, low: int = 0) -> int:
-    """Parse an integer >= 0."""
+    """Parse an integer >= ``low``."""
     if not text.isdecimal() or int(text) < low:
         raise argparse.ArgumentTypeError(f"must be an integer >= {low}, got {text!r}")
     return int(text)

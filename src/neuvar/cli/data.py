@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar data get|list|verify``."""
     parser.epilog = f"""\
 neuvar looks for a dataset in --data or NEUVAR_DATA, then in the cache (NEUVAR_CACHE, or the user's
-cache folder), then on the network. All data are checked by SHA-256.
+cache folder), then in packages of the system, then on the network. All data are checked by SHA-256.
 
 datasets: {", ".join(ENTRIES)}
 
@@ -117,7 +117,9 @@ def _verify(options: argparse.Namespace) -> int:
     for entry in _entries(options.names) or ENTRIES.values():
         places = places_of(entry, options.data)
         if options.names and not places:
-            raise DataError(f"{entry.name} is not on this machine; neuvar data get {entry.name}")
+            raise DataError(
+                f"{entry.name} is not on this machine; try neuvar data get {entry.name}"
+            )
         for path in places:
             copies += 1
             try:

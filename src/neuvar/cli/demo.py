@@ -16,8 +16,8 @@ EXPERIMENT_NAMES = ("forgetting", "pair-flips")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar demo``."""
     parser.epilog = """\
-Trains small networks, with and without NVRM, on tasks that change and on wrong labels. The data is
-the MNIST excerpt in the package, so nothing is downloaded. Finished runs are not run again.
+Trains small networks, with and without NVRM, on a sequence of tasks and on wrong labels. The data
+is the MNIST excerpt in the package, so nothing is downloaded. Finished runs are not run again.
 
 examples:
   neuvar demo                    the results, and the page out/demo/index.html
@@ -30,7 +30,7 @@ examples:
     add("--workers", type=non_negative, default=0, metavar="N",
         help="runs at a time (0: as many as fit)")  # fmt: skip
     add("--trials", type=non_negative, default=0, metavar="N",
-        help="trials per setting (0: a few)")  # fmt: skip
+        help="trials per setting (0: three)")  # fmt: skip
     add("--fresh", action="store_true", help="remove its results and train again")
     parser.set_defaults(run=_demo)
 

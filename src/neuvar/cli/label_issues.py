@@ -90,7 +90,7 @@ def clean_labels(options: argparse.Namespace) -> int:
     top = TOP if options.top is None else options.top
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
     if options.checkpoint is not None:
-        options.checkpoint.unlink(missing_ok=True)  # the results are written
+        options.checkpoint.unlink(missing_ok=True)  # not needed any more
     _print_results(cleaning, options)
     if options.cleaned_folder is not None:
         _write_cleaned_folder(source, cleaning.labels, options)
@@ -277,7 +277,7 @@ def _model_inputs(examples: Examples, options: argparse.Namespace) -> Examples:
 def standardize(examples: Examples) -> Examples:
     """Each feature with mean 0 and standard deviation 1; uint8 images are not changed.
 
-    Images in floating point have one mean and one deviation.
+    Images in floating point share one mean and one deviation.
     """
     inputs = examples.inputs
     if not inputs.is_floating_point():

@@ -34,9 +34,9 @@ NOT_REPEATED = ("--fresh", "--yes")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``neuvar run``."""
     parser.epilog = f"""\
-Each finished run is a line of RESULTS/SCALE.jsonl and is not run again. Stop at any time with
-Ctrl-C: the same command resumes. EXPERIMENT may be a Python file that defines an experiment of
-your own, as examples/my_experiment.py does.
+Each finished run is a line of DIR/SCALE.jsonl (see --results) and is not run again. Stop at any
+time with Ctrl-C: the same command resumes. EXPERIMENT may be a Python file that defines an
+experiment of your own, as examples/my_experiment.py does.
 
 {paragraph(f"experiments: {', '.join(EXPERIMENTS)}")}
 

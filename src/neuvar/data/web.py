@@ -1,6 +1,6 @@
 """Download datasets from their usual addresses.
 
-A download resumes if the connection breaks. A server that is too slow is given up.
+A download resumes if the connection breaks. If a server is too slow, the next mirror is tried.
 """
 
 from __future__ import annotations

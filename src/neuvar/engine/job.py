@@ -123,8 +123,8 @@ class Summary:
     """The outcome of a sweep, by the keys of its runs.
 
     Attributes:
-        finished: recorded since the sweep began, by this or by another process.
-        skipped: recorded before.
+        finished: recorded as finished since the sweep began, by this or another process.
+        skipped: recorded before the sweep began.
         diverged: recorded as diverged since the sweep began, with the reason.
         failed: not recorded, with the reason.
     """

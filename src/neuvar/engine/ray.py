@@ -31,7 +31,7 @@ from neuvar.engine.results_file import Line, Results, RunLock, lock_run
 from neuvar.experiments.run_spec import Run
 
 RETRIES = 5
-"""How often Ray starts a run again whose process or machine died."""
+"""How often Ray restarts a run whose process or machine died."""
 CONNECT_SECONDS = 10.0
 BOARD_SECONDS = 60.0
 """How long to wait for the message board, which starts slowly on a busy machine."""

@@ -195,7 +195,7 @@ class Case:
     Attributes:
         name: what is compared.
         differences: one per trial; positive if it supports the claim.
-        lost: number of runs whose value is unknown, because they diverged.
+        lost: number of runs without a finite value, such as those that diverged.
         lower: whether lower values of the metric support the claim.
         percent: whether the metric is a share, to be shown in percentage points.
         ratio: whether the metric is a logarithm, so that differences are shown as ratios.

@@ -18,7 +18,7 @@ RATES: dict[Scale, tuple[float, ...]] = {
 }
 DROPS = 5
 NOISE: dict[Scale, float] = {"smoke": 0.02, "cpu": 0.03, "paper": PAPER_B}
-"""At the cpu scale: the b chosen on held-out images in experiment 5, whose runs are as large."""
+"""cpu: the b chosen on held-out images in experiment 5, whose runs have the same size."""
 
 
 def runs(scale: Scale, trials: int = 0) -> list[Run]:

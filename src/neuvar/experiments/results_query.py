@@ -23,7 +23,7 @@ def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
-    """The finished results whose runs have these values, sorted by seed; not those to choose b."""
+    """The finished results whose runs have these values, by seed; without trials for choosing b."""
     finished = [r for r in matching(results, **wanted) if r.finished and not r.for_choice]
     return sorted(finished, key=lambda r: r.run.seed)
 

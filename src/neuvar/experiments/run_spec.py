@@ -35,7 +35,7 @@ class RunSpec:
         optimizer: name of an optimizer, see :func:`neuvar.train.make_optimizer`.
         lr: initial learning rate.
         momentum: momentum of SGD and optimizers like it.
-        weight_decay: L2 penalty, added to the gradient.
+        weight_decay: weight decay, added to the gradient; decoupled for AdamW.
         b: scale of the weight noise.
         auto_b: whether b is set automatically during training; ``b`` must be 0 then.
         noise: family of the weight noise.
@@ -194,7 +194,7 @@ def from_dict(record: dict[str, Any]) -> Run:
         k: tuple(v) if type(v) is list else v for k, v in record.items() if k != "kind"
     }
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
-        raise ValueError(f"a run has no {unknown[0]!r}")
+        raise ValueError(f"a run has no field {unknown[0]!r}")
     if "data" not in values:
         raise ValueError("a run needs 'data', the name of a dataset")
     return kind(**values)

@@ -55,7 +55,7 @@ def run_one(
         data: folder with datasets, searched before the cache; see :func:`neuvar.data.load`.
         checkpoint: a file to save to once a minute.
         progress: called with the fraction of the run that is done.
-        writer: has TensorBoard's ``add_scalar(tag, value, step)``.
+        writer: an object with TensorBoard's ``add_scalar(tag, value, step)``.
 
     Returns:
         A JSON object: status ("finished" or "diverged"), reason, curves, last and best values,

@@ -107,7 +107,7 @@ class NVRMTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; to resume, restore the observer too."""
+        """Train; when resuming, also restore the observer."""
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)

@@ -20,7 +20,7 @@ except ImportError as missing:
 
 
 class NVRMNet(NeuralNet):
-    """Net whose NVRM optimizer is created with the module, so that its weights are clean.
+    """Net that gives its modules to NVRM optimizers, so that evaluation uses clean weights.
 
     Combine it with another class of skorch: ``class Net(NVRMNet, NeuralNetClassifier): ...``, and
     choose the optimizer: ``Net(module, optimizer=neuvar.NVRMAdam, optimizer__b="auto")``. Other

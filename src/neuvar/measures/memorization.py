@@ -57,7 +57,7 @@ def label_memorization(
 
     Args:
         predictions: Classes of shape (n,), or logits or probabilities of shape (n, classes). The
-            class with the largest one is the prediction, the first of several.
+            prediction is the class with the largest value, the first one if several are equal.
         clean: True classes, shape (n,).
         noisy: Classes that the classifier was trained with, shape (n,).
         confidence: Confidence level of the intervals.

@@ -281,7 +281,7 @@ def _margin_gradient(run: Transform, x: Tensor, labels: Tensor) -> Tensor:
 def _evaluation(
     model: nn.Module, data: Any, batch_size: int, transform: Transform | None
 ) -> Iterator[tuple[Transform, Iterator[tuple[Tensor, Tensor]]]]:
-    """Model in evaluation mode without noise, after the transform; pairs of inputs and labels."""
+    """Function from inputs to scores, without noise; and the batches as pairs (inputs, labels)."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch module, got {type(model).__name__}")
     batches = Batches(data, batch_size=batch_size, model=model)

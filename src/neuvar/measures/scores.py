@@ -44,7 +44,7 @@ def log_loss(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.9
     0.57
     """
     p, y = probabilities_and_labels(outputs, labels, logits=logits)
-    # The probability of a large logit's rival is 0 in double precision; its logarithm is not.
+    # softmax may round a small probability to 0; log_softmax keeps its logarithm.
     logs = as_tensor("outputs", outputs).double().log_softmax(1) if logits else p.log()
     return Estimate.of(-logs.gather(1, y[:, None]).flatten().numpy(), confidence)
 
@@ -54,8 +54,8 @@ def brier_score(outputs: Any, labels: Any, *, logits: bool, confidence: float = 
 
     .. math:: \frac1n \sum_i \sum_c \big(p_i(c) - [c = y_i]\big)^2
 
-    This is Brier's own definition, a sum over classes. With two classes it is twice the score of
-    one of them. The arguments are as for :func:`log_loss`.
+    This is Brier's own definition, a sum over classes. With two classes it is twice the
+    usual binary score. The arguments are as for :func:`log_loss`.
 
     References:
         Brier 1950, Verification of forecasts expressed in terms of probability.

@@ -72,9 +72,9 @@ def hessian_trace(
 
     .. math:: \mathrm{tr}\,H = E_v\,v^\top H v, \qquad v_i = \pm 1
 
-    ``probes`` is the number of vectors v. With ``relative_to`` weights are measured in units of
-    their root mean square. The other arguments are as for :func:`neural_variability`; the loss must
-    be twice differentiable.
+    ``probes`` is the number of vectors v. With ``relative_to`` each weight is measured in units
+    of the root mean square of its tensor or filter, or of itself. The other arguments are as for
+    :func:`neural_variability`; the loss must be twice differentiable.
 
     References:
         Hutchinson 1989, A stochastic estimator of the trace of the influence matrix.
@@ -224,7 +224,7 @@ class Sharpness:
 
     ``value`` is :math:`100\,(\max L - L) / (1 + L)` from the ``clean`` and the ``highest`` loss. It
     is a lower bound: more ``steps`` and ``starts`` can only raise it. ``evaluations`` is the number
-    of points at which loss and gradient were computed.
+    of points at which the search computes the loss.
     """
 
     value: float

@@ -19,7 +19,7 @@ def seeded(make: Callable[[], Model], seed: int) -> Model:
     """Make a model whose initial weights come from its own generator.
 
     Convolutions and linear layers get torch's default initialization, as in the paper's public
-    code. The scale b of weight noise is relative to it.
+    code. Which b is suitable depends on the size of these weights.
     """
     generator = torch.Generator("cpu").manual_seed(_validate.seed(seed))
     with torch.device("meta"):  # torch's own initialization would draw from the global generator

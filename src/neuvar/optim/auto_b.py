@@ -20,11 +20,11 @@ AUTO = "auto"
 NOISE = 5.2
 """Sum of the relative noise of all layers after the second rise; see :class:`AutoB`."""
 LARGEST = 0.08
-"""Upper limit of b after the second rise."""
+"""Upper limit of the standard deviation of the noise after the second rise."""
 FIRST = 0.6
 """Fraction of that b reached by the first rise."""
 SHARE = 0.25
-"""Upper limit of the cost of noise, as a fraction of its price."""
+"""Factor s of the price of noise; see :class:`AutoB`."""
 LEAST = 0.01
 """If the loss has fallen by less than this fraction of the first loss, nothing was learned."""
 BAND = 4.0
@@ -32,7 +32,7 @@ BAND = 4.0
 EVERY = 5
 """Steps between two updates of b."""
 RISE = 5
-"""Updates of the first rise, from 0."""
+"""Updates of the first rise; b begins at 1 / RISE of what it rises to."""
 WAIT = 30
 """Updates before the second rise, and before b follows its cost."""
 SECOND_RISE = 20
@@ -42,7 +42,7 @@ MEMORY = 0.8
 SPEED = 0.015
 """Change of log b per update, as a fraction of log(price / cost)."""
 MOST_OFF = 5.0
-"""Upper limit of abs(log(price / cost)): b changes by a factor of 10 in 155 steps or more."""
+"""Upper limit of abs(log(price / cost)): a factor of 10 in b takes at least 155 steps."""
 TOO_LARGE = 0.5
 """Threshold on θ·g / loss above which the initial weights are too large."""
 LATEST = EVERY * WAIT
@@ -50,7 +50,7 @@ LATEST = EVERY * WAIT
 TOO_HIGH = 4.0
 """Multiple of the first loss above which b shrinks at once."""
 RETREAT = 0.7
-"""Factor of b per update while the loss is above ``TOO_HIGH``."""
+"""Factor of b per update while the loss is that high."""
 RANGE = (1e-3, 1e3)
 """Limits of b, in multiples of its value after the second rise."""
 
@@ -60,10 +60,10 @@ class AutoB(NamedTuple):
 
     **Initial value.** A layer with n inputs preserves the size of its signal if its weights have
     size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs the signal by
-    :math:`b\sqrt{n/2}` of its size. b rises to the value at which this sums to 5.2 over all layers:
-    larger for wide and shallow networks, smaller for deep ones. It reaches 0.6 of that value
-    within 25 steps, and the whole between steps 150 and 250. More noise at the start makes the
-    loss explode, and accuracy on clean labels suffers.
+    :math:`b\sqrt{n/2}` of its size. b rises to the value at which this sums to 5.2 over all layers,
+    but to at most 0.08: the wider and deeper a network, the smaller its b. It rises to 0.6 of that
+    value in the first 25 steps, and to all of it between steps 150 and 250. More noise at the start
+    makes the loss explode, and accuracy on clean labels suffers.
 
     **Updates.** The inner product of the noise :math:`\epsilon = b\xi` and the gradient g at
     :math:`\theta + \epsilon` is the cost of noise. Its expectation is the slope of the loss in
@@ -76,7 +76,7 @@ class AutoB(NamedTuple):
     because steps undo noise instead of learning. If it is below a quarter of the price, b grows.
     In between b stays, because a network adapts to noise and pays less over time. If less than a
     hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates begin after 150
-    steps; they replace the second rise where b shrinks. If the loss exceeds four times
+    steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds four times
     :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone: with very
     noisy labels little can be learned, b would shrink, and the network would memorize them. The
     rule does not depend on the scale of the loss.
@@ -222,7 +222,7 @@ class Reports:
         self.sums[1].append(wide[1] * wide[0])
 
     def expect(self, loss: Tensor, scale: float | Tensor = 1.0) -> None:
-        """Add a loss when its backward pass begins; it is ``scale`` times the loss to report."""
+        """Add ``loss / scale`` when the backward pass of ``loss`` begins."""
         value, seen = loss.detach().double() / scale, list[bool]()
         self.waiting += 1
 
@@ -254,7 +254,7 @@ class Reports:
     @property
     def unreported(self) -> int:
         """Number of backward passes without a report, since the first report of the step."""
-        # The least, because checkpointed segments that share a weight compute several gradients.
+        # The minimum: checkpointed segments that share a weight compute several gradients of it.
         return max(0, min(self.backwards.values(), default=0) - self.count)
 
     def __del__(self) -> None:

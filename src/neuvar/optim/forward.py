@@ -67,7 +67,7 @@ class WeightNoise(ABC):
         used: time of the last use. If several optimizers train a weight, the last one used adds its
             noise. ``NEVER`` after another optimizer has taken a step.
         always: whether every forward pass gets the noise, in any mode.
-        factors: what noise relative to the weights is multiplied by, for some parameters.
+        factors: additional factors of relative noise, for some parameters.
     """
 
     keys: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class WeightNoise(ABC):
         self._register()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The holds of a copy are never released, so it begins in eval mode.
+        # Nobody can release the holds of a copy, so it begins in eval mode, which train() ends.
         holds = ({"eval"} if self.held else set()) | (self.holds & {REST})
         shared = {"params": set(self.params), "model": self.model, "eps": self.eps}
         return shared | {"holds": holds, "passes": self.passes, "factors": self.factors}
@@ -130,7 +130,7 @@ class WeightNoise(ABC):
     def enter(
         self, slots: list[ModuleParameter], swaps: Swaps, *, wanted: bool, repeats: bool
     ) -> Ending | None:
-        """Begin a forward pass through modules with these parameters; returns what ends it.
+        """Begin a forward pass through modules with these parameters; may return how to end it.
 
         Args:
             slots: the parameters.
@@ -149,7 +149,7 @@ class WeightNoise(ABC):
 
     @abstractmethod
     def end_update(self, eps: Noise | None) -> None:
-        """Continue after an update, with new noise or with the old."""
+        """Continue after an update, with new noise, or with the old noise (None)."""
 
     @abstractmethod
     def replace(self, eps: Noise) -> None:

@@ -14,12 +14,12 @@ def split_parameters(
 
     Args:
         model: any module.
-        biases: add noise to parameters whose name contains "bias", too.
-        norms: add noise to normalization layers, too: modules with "Norm" in their class's name.
+        biases: also add noise to parameters whose name contains "bias".
+        norms: also add noise to normalization layers: modules with "Norm" in their class's name.
 
     Returns:
-        A group with noise and a group with ``b=0``, without empty groups. You may add options such
-        as ``weight_decay`` to each.
+        A group with noise and a group with ``b=0``; an empty group is left out. You may add options
+        such as ``weight_decay`` to each.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))

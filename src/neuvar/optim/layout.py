@@ -20,7 +20,7 @@ def bare(model: nn.Module) -> nn.Module:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
-            model = inner  # torch.compile's OptimizedModule, whose import takes seconds
+            model = inner  # torch.compile's OptimizedModule; importing that class takes seconds
         else:
             return model
 

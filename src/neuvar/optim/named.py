@@ -22,7 +22,7 @@ class _Named(NVRM):
         own = {key: options.pop(key) for key in OWN}
         if isinstance(params := options["params"], nn.Module):
             if own["model"] not in (None, params):
-                raise ValueError("model must not be another module than the first argument")
+                raise ValueError("model must be the same module as the first argument")
             own["model"], options["params"] = params, params.parameters()
         super().__init__(kind(**options), **own)
         self._picks_fused = options["fused"] is None and not options["foreach"]
@@ -39,7 +39,7 @@ class NVRMSGD(_Named):
         lr: learning rate.
         momentum: momentum factor.
         dampening: dampening of the momentum.
-        weight_decay: added to the gradient, times the clean weights.
+        weight_decay: this times the clean weights is added to the gradient.
         nesterov: whether to use Nesterov momentum.
         model: see :class:`NVRM`, as for all arguments up to ``relative_to``.
         b: scale of the noise, or "auto".
@@ -91,7 +91,7 @@ class NVRMAdam(_Named):
         lr: learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: added to the denominator.
-        weight_decay: added to the gradient, times the clean weights.
+        weight_decay: this times the clean weights is added to the gradient.
         amsgrad: whether to use AMSGrad.
         model: see :class:`NVRM`, as for all arguments up to ``relative_to``.
         b: scale of the noise, or "auto".

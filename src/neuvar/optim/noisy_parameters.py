@@ -1,8 +1,7 @@
 """Parameters that carry noise in place, and the clean weights behind them.
 
-This is how an optimizer made from parameters alone adds noise, how replay mode does, and how noise
-gets onto sharded parameters. An optimizer made with its model uses :mod:`neuvar.optim.forward`
-otherwise.
+Noise is added in place by an optimizer made from parameters alone, in replay mode, and to sharded
+parameters. In all other cases :mod:`neuvar.optim.forward` adds it.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ class Exact:
         return self._buffers[p].clone()
 
     def untouched(self, p: Tensor, term: Term) -> bool:
-        """Whether a perturbed parameter still has its value."""
+        """Whether a perturbed parameter still has the values that were written."""
         self._buffers[p] = self._buffers[p].to(p.device)  # a model may be moved while perturbed
         same_type = self._buffers[p].dtype == p.dtype
         buffer = local(self._buffers[p])
@@ -190,7 +189,7 @@ class Exact:
 
     def saved(self, p: Tensor, term: Term | None) -> tuple[Any, ...]:
         """The values for ``keys``; ``term`` is the noise that the parameter carries now."""
-        # The buffer, not the parameter: noise may be added to that before the state is on disk.
+        # Not the parameter: noise may be added to it before the state is on disk.
         if term is None:
             self._buffer(p).copy_(local(p))
         return (self._buffers[p],)
@@ -390,7 +389,8 @@ class NoisyParameters(WeightNoise):
         self._mark_all()
 
     def begin_update(self) -> None:
-        # Writes through .data do not change the version: compare values at power-of-two draws only.
+        # Writes through .data do not change the version, only the values. Comparing values is slow,
+        # so it is done at power-of-two draws.
         draws = max((term.draw.number for term in self.carried.values()), default=0)
         self.check_untouched(thorough=draws.bit_count() == 1)
         if self.model is not None:
@@ -561,8 +561,8 @@ class NoisyParameters(WeightNoise):
     ) -> str | None:
         """Whether a parameter holds the "noisy" or "clean" weights of a checkpoint.
 
-        Noisy weights may carry ``term`` or one of the others. Weights that are held clean may be
-        any others; they are kept (None).
+        Noisy weights may carry ``term`` or one of the others. None means neither; this is an error
+        unless the weights are held clean.
         """
         with torch.no_grad():
             kind = self.mode.recognize(p, local(p), saved, term)
@@ -630,7 +630,7 @@ def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) 
     """The noise of an optimizer: in forward passes where possible, in place otherwise.
 
     Noise is in place for sharded parameters, which FSDP2 gathers from their own memory, and in
-    replay mode, which has no memory for perturbed tensors.
+    replay mode, which allocates no perturbed tensors.
     """
     if model is None or mode != "exact" or any(map(is_sharded, params)):
         return NoisyParameters(set(params), MODES[mode](), model)
@@ -638,6 +638,6 @@ def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) 
 
 
 def _mark(p: Tensor) -> tuple[int, int]:
-    """Changes whenever the weights are written to."""
-    # A sharded parameter counts what is written to it; its shard does not.
+    """Version and address; they change with every write that autograd tracks."""
+    # A sharded parameter counts writes; its shard does not.
     return p._version, (local(p) if is_sharded(p) else p).data_ptr()

@@ -105,8 +105,8 @@ class NVRM(Wrapper):
         one_of("ranks", ranks, RANKS)
         if ranks == "per_rank" and mode == "replay":
             raise ValueError(
-                "ranks='per_rank' needs mode='exact': by subtracting different noise the clean "
-                "weights of the processes would drift apart"
+                "ranks='per_rank' needs mode='exact': if each process subtracted different noise, "
+                "their clean weights would drift apart"
             )
         self._mode, self._ranks, self._reports = mode, ranks, Reports()
         super().__init__(
@@ -160,7 +160,7 @@ class NVRM(Wrapper):
         groups, weights = self.param_groups, self._weights
         draws, eps = None, None
         if self._picks_fused and not self._sharded:
-            # Fused kernels support no sparse gradients, and no momentum that some weights lack.
+            # Fused kernels need dense gradients, and momentum buffers for all weights or for none.
             for group in groups:
                 trained = [p for p in group["params"] if p.grad is not None]
                 momenta = {bool(self.inner.state.get(p)) for p in trained if group.get("momentum")}
@@ -191,13 +191,10 @@ class NVRM(Wrapper):
 
     @not_compiled()
     def _end_step(self, draws: list[Draw] | None, eps: Noise | None) -> None:
-        groups = self.inner.param_groups
         if draws is not None:
-            self._options["drawn"] = tuple(draws[0])
-            for group, draw in zip(groups, draws, strict=True):
-                group["drawn"] = tuple(draw)
+            self._record(draws)
         self._weights.end_update(eps)
-        if any("auto" in group for group in groups):
+        if any("auto" in group for group in self.inner.param_groups):
             self._reports.close()
             self._drop_reports()
         self._weights.use()
@@ -232,16 +229,16 @@ class NVRM(Wrapper):
             self._reports.expect(loss, scale)
 
     def noise_metrics(self) -> dict[str, float]:
-        r"""Give b and an estimate of δ, for logs. Call it between ``backward()`` and ``step()``.
+        r"""Return b and an estimate of δ, for logs. Call it between ``backward()`` and ``step()``.
 
-        δ is the rise of the loss by the noise, :math:`L(\theta + \epsilon) - L(\theta)`. It is
+        δ is how much the noise raises the loss, :math:`L(\theta + \epsilon) - L(\theta)`. It is
         estimated from the gradient at the perturbed weights, without another forward pass:
 
         .. math:: \delta \approx \tfrac12\, \epsilon \cdot \nabla L(\theta + \epsilon).
 
-        For a quadratic loss its mean over noise is that of δ, :math:`\tfrac12 b^2\,\mathrm{tr}\,H`.
-        The value of one step is noisy. Gradients must be unscaled and not yet clipped. b is that of
-        the first parameter group.
+        For a quadratic loss both have the same mean, :math:`\tfrac12 b^2\,\mathrm{tr}\,H`. The
+        value of one step is noisy. Gradients must be unscaled and not yet clipped. b is that of the
+        first parameter group.
         """
         weights = self._weights
         costs = [
@@ -457,11 +454,11 @@ class NVRM(Wrapper):
             what = f"parameter {index} of shape {tuple(p.shape)}"
             if self._mode == "replay" and p.element_size() < 4:
                 raise ValueError(
-                    f"{what} has dtype {p.dtype}, in which subtracting noise again drifts; "
-                    "use mode='exact'"
+                    f"{what} has dtype {p.dtype}, too coarse for mode='replay': the weights "
+                    "would drift; use mode='exact'"
                 )
             if self._ranks == "per_rank" and is_sharded(p):
-                raise ValueError(f"{what} is sharded: its noise cannot be each rank's own")
+                raise ValueError(f"{what} is sharded, but ranks='per_rank' needs whole parameters")
 
 
 def optimizer_of(model: nn.Module) -> NVRM:

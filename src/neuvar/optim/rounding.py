@@ -50,7 +50,7 @@ def rounding_parameters(model: nn.Module, *, bits: int) -> list[dict[str, Any]]:
 
     Rounding changes a weight by up to half a step. Each tensor of two or more dimensions gets
     uniform noise of this size, in a group of its own; biases and normalization layers, which are
-    usually not rounded, get none. This is the step of rounding by tensor. Rounding by row has a
+    usually not rounded, get none. The step is that of rounding by tensor. Rounding by row has a
     smaller step in most rows, so there the noise is larger than what rounding adds. The step
     depends on the largest weight, so call :func:`update_rounding_noise` now and then, for example
     once per epoch.

@@ -19,7 +19,7 @@ from neuvar.optim.nvrm import NVRM
 from neuvar.optim.wrapper import PREFIX, is_real_step
 
 INSIDE = -1
-"""In place of a number of passes: the clean gradient is being computed."""
+"""Value of ``_mixed`` while the clean gradient is computed."""
 V, FACTOR = PREFIX + "v", PREFIX + "factor"
 
 
@@ -100,7 +100,7 @@ class RWP(NVRM):
 
         Forward passes inside are clean. At the end of the block, the gradients are mixed. Put all
         clean passes of a step into one block. If it raises an error, the gradients are dropped.
-        Read :meth:`noise_metrics` before it.
+        Call :meth:`noise_metrics` before the block.
         """
         if not self._mixes():
             raise RuntimeError("mix=1 uses no clean gradient; give mix a number below 1")
@@ -187,7 +187,7 @@ class RWP(NVRM):
 
     def _next_noise(self) -> tuple[list[Draw], Noise]:
         draws, eps = super()._next_noise()
-        for group in self.param_groups:  # a checkpoint takes no NumPy scalar
+        for group in self.param_groups:  # a checkpoint cannot hold a NumPy scalar
             group.update({key: float(group[key]) for key in self._own_options})
         # relative_to="filter" multiplies by a root mean square; the norm is √n times as large.
         return draws, {p: t._replace(b=t.b * math.sqrt(_count(p))) for p, t in eps.items()}
@@ -200,7 +200,7 @@ class RWP(NVRM):
         super()._check_group(group, new=new)
         for key in ("gamma", "std"):
             if group.get(key) is not None:
-                raise ValueError(f"a group has gamma as its 'b', got {key}={group[key]!r}")
+                raise ValueError(f"set gamma of a group as its 'b', got {key}={group[key]!r}")
         if group["relative_to"] != "filter":
             name, value = type(self).__name__, group["relative_to"]
             raise ValueError(f"relative_to must be 'filter' in {name}, got {value!r}")
@@ -226,7 +226,7 @@ class ARWP(RWP):
               {1 + \eta\,v_{\mathrm{filter}(i)}}\Big), \qquad
               v \leftarrow \beta\,v + \|\nabla L(\theta + \epsilon)_{\mathrm{filter}}\|^2
 
-    v is that of the gradient at the perturbed weights, without the clean one. As in the authors'
+    v uses only the gradient at the perturbed weights, not the clean gradient. As in the authors'
     code, each weight of a bias or another vector has its own v. Sharded parameters are not
     supported.
 

@@ -251,7 +251,7 @@ class Wrapper(Optimizer):
         return {}
 
     def _check_own_state(self, own: list[dict[str, Any]], draws: list[Draw]) -> Callable[[], None]:
-        """Check our part of a state dict before anything changes; returns what loads it."""
+        """Check our part of a state dict, change nothing, and return a function that loads it."""
         return lambda: None
 
     def _check_parameters(self, params: list[Tensor]) -> None:
@@ -282,7 +282,7 @@ class Wrapper(Optimizer):
         elif not self.controls_b:
             raise ValueError(f"b='auto' is for NVRM; {type(self).__name__} needs a number")
         elif any(is_sharded(p) for p in _tensors(group["params"])):
-            raise ValueError("b='auto' is not for sharded parameters, which need a number")
+            raise ValueError("b='auto' does not support sharded parameters; give a number")
         if group.get("std") is not None:
             noise_.scale("std", group["std"])
 
@@ -294,7 +294,7 @@ class Wrapper(Optimizer):
             if not valid or group["noise"] != latest.noise or group.get("relative_to"):
                 self._check_group(group, new=False)
                 _check_relative(group, self._mode, self._weights.model)
-                group["b"] = float(group["b"])  # a checkpoint takes no NumPy scalar
+                group["b"] = float(group["b"])  # a checkpoint cannot hold a NumPy scalar
         slots, params = self._known_slots, [p for group in groups for p in group["params"]]
         if len(slots) != len(params) or any(map(operator.is_not, slots, params)):
             slots = self._number_parameters()
@@ -326,8 +326,9 @@ class Wrapper(Optimizer):
 class _StateView(MutableMapping[Tensor, dict[str, Any]]):
     """The inner optimizer's state, with our keys added to each entry.
 
-    Distributed checkpointing reads the keys of a flattened state from it. Length and writes are
-    those of the inner state, because tools read an empty state as "no step yet".
+    Distributed checkpointing reads the keys of a flattened state from it. Its length is that of
+    the inner state, because tools read an empty state as "no step yet". Writes go to the inner
+    state.
     """
 
     def __init__(self, inner: MutableMapping[Tensor, dict[str, Any]], keys: list[str]) -> None:
@@ -404,7 +405,7 @@ def _checked_record(drawn: Sequence[Any]) -> Draw:
 
 
 def _check_relative(group: dict[str, Any], mode: str, model: nn.Module | None) -> None:
-    """Relative noise is computed from the clean weights, at every training pass."""
+    """Refuse relative noise without the model, in replay mode, and with ``b="auto"``."""
     if group.get("relative_to") is None:
         return
     if model is None:

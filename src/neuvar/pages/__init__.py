@@ -42,7 +42,7 @@ def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
     A package contains ``page.css`` and the scripts; they follow the shared ones.
     """
     css = _part(__name__, "base.css") + _part(package, "page.css")
-    # One function around all of them keeps their names out of the window.
+    # One function around all of them keeps their names out of the global scope.
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)

@@ -77,8 +77,8 @@ def predict(
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
             checkpoint. By default ``neuvar.optimizer_of(model)``. A state dict does not name its
             parameters, unless the optimizer was made from named ones. Without names it must have
-            all parameters of the model, and one noise or groups of
-            :func:`neuvar.optim.rounding_parameters`.
+            all parameters of the model, or all trained ones, and the same noise for all or groups
+            of :func:`neuvar.optim.rounding_parameters`.
         parameters: Which to perturb, as tensors or by name; all by default.
         relative_to: With ``b``, whether it is relative to the root mean square of each
             ``"tensor"`` or ``"filter"``, or to each ``"weight"``.
@@ -165,7 +165,7 @@ class AveragedPredictor(nn.Module):
     them. Like :func:`predict` it starts from the clean weights, even if an optimizer that was made
     from parameters has noise on them. The statistics of batch normalization are kept: to
     re-estimate them for each draw, use :func:`predict`. Outputs of half precision are averaged and
-    returned in single precision. It goes through ``torch.export``, with one table of noise of
+    returned in single precision. ``torch.export`` supports it, with one table of noise of
     16 MiB for any number of draws. Call ``eval()`` before you use it.
 
     Args:
@@ -215,7 +215,7 @@ class AveragedPredictor(nn.Module):
         self._prepare_export()
 
     def _prepare_export(self) -> None:
-        """Keep the parameters, and make the tables of noise: ``torch.export`` has no values."""
+        """Keep the parameters and make the noise tables, which ``torch.export`` cannot compute."""
         self._live = list(self.model.parameters())
         devices = {p.device for p in self.model.parameters()} - {torch.device("meta")}
         for term in self.terms.values():
@@ -269,7 +269,7 @@ class AveragedPredictor(nn.Module):
         return {}
 
     def _weights(self, clean: dict[str, Tensor], number: int, sign: int) -> dict[str, Tensor]:
-        """Perturbed weights by name; ``clean`` where parameters have noise."""
+        """Perturbed weights by name; ``clean`` replaces parameters that have noise in place."""
         weights = dict(clean)
         for name, own in self.model.named_parameters():
             if (term := self.terms.get(name)) is not None:

@@ -79,7 +79,7 @@ class Blocks:
 
 
 def count_rows(batch: Any) -> int | None:
-    """Number of rows of a batch of tensors that all have as many; None for other batches."""
+    """Number of rows of a batch whose tensors all have the same number; None for others."""
     leaves = tree_flatten(batch)[0]
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         return None

@@ -172,7 +172,7 @@ class NoisyClassifier(PerturbedModel):
         yield summarize(*means), self.targets
 
     def _rows_are_independent(self, block: Block, part: Block, first: Tensor) -> bool:
-        """Whether the rows of a part have the outputs ``first`` that they have in the block."""
+        """Whether the rows of a part have the same outputs without the rest of the block."""
         rows, alone = count_rows(block.batches[0]), count_rows(part.batches[0])
         if rows != first.shape[2] or alone is None:
             return False
@@ -184,7 +184,7 @@ class NoisyClassifier(PerturbedModel):
         return _agree(own, first[:, :, :alone])
 
     def _outputs(self, block: list[Any], count: int) -> Iterator[Tensor]:
-        """Outputs of one or more draws after another, of shape (draws, signs, n, classes, ...)."""
+        """Outputs of all draws, one or more at a time, of shape (draws, signs, n, classes, ...)."""
         first, number = self._one_draw(block, 1), 2
         yield first
         if count > 1 and self._should_vectorize(block, first):
@@ -291,9 +291,9 @@ def checked_outputs(outputs: Any) -> Tensor:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    """Whether a module of torch has dropout, and its mode changes nothing else.
+    """Whether a module is one of torch's that has dropout, and its mode changes nothing else.
 
-    ``nn.TransformerEncoderLayer`` has it in modules of its own, but skips them in evaluation mode.
+    ``nn.TransformerEncoderLayer`` in evaluation mode may skip the dropout modules inside it.
     """
     if isinstance(module, (_DropoutNd, nn.TransformerEncoderLayer)):
         return True
@@ -301,7 +301,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def check_statistics_batches(batches: Any) -> None:
-    """Refuse ``batchnorm`` that is not batches that can be read for every draw."""
+    """Refuse ``batchnorm`` unless it is batches that can be iterated once per draw."""
     accepted = "'keep', or a list or DataLoader of batches"
     check_iterable("batchnorm", batches, accepted)
     if length(batches) == 0:

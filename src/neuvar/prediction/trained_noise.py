@@ -54,7 +54,7 @@ def noise_terms(
             optimizer = optimizer_of(model)
         except ValueError:
             raise ValueError(
-                "no neuvar optimizer with parameters of this model is alive, so the noise that it "
+                "no NVRM optimizer with parameters of this model is alive, so the noise that it "
                 "was trained with is unknown; give b, or the optimizer's state dict as optimizer"
             ) from None
     if isinstance(optimizer, Wrapper):

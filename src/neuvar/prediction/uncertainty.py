@@ -37,6 +37,7 @@ class Prediction:
         noise: b, family and ``relative_to`` of the noise of each parameter that has some, by name.
         stderr: Standard error of each of the first four, from the finite number of draws.
         bias: Jackknife estimate of the bias of each of the first four.
+        samples: Number of independent draws: an antithetic pair is one.
         confidence: Confidence level of :meth:`interval`.
     """
 

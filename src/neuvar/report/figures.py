@@ -40,7 +40,7 @@ PALETTE = {
     "ivon": "#cc79a7",
     "sam": "#e69f00",
     "ensemble": "#222222",
-    "mark": "#737373",  # thresholds, quantities that are no method
+    "mark": "#737373",  # thresholds, and quantities that are not methods
 }
 """One colour per method, in all figures: those of Okabe and Ito, for colour-blind readers."""
 COLOURS: dict[Role, str] = {

@@ -132,7 +132,7 @@ def fit(
         loss: a mean over the examples of a batch.
         schedule: learning-rate schedule, stepped after each epoch; must not need a metric.
         b_schedule: schedule of the optimizer's b, stepped after each optimizer step.
-        penalty: is added to the loss; see :class:`neuvar.continual.Penalty`.
+        penalty: added to the loss; see :class:`neuvar.continual.Penalty`.
         clip: maximum norm of the gradient; 0 for no clipping.
         accumulate: number of batches whose mean gradient makes one step; the last step of an epoch
             may have fewer.
@@ -143,7 +143,7 @@ def fit(
         observe: called as ``observe(batch, scores)`` for every training batch, with the scores of
             the perturbed network.
         progress: called with the finished fraction of all steps.
-        writer: has TensorBoard's ``add_scalar(tag, value, step)``.
+        writer: an object with TensorBoard's ``add_scalar(tag, value, step)``.
 
     >>> from neuvar.data import Batches, mnist_excerpt
     >>> from neuvar.models import mlp
@@ -160,7 +160,7 @@ def fit(
     if checkpoint is None:
         return loop.run()
     # A model that was trained in this process, and not changed since, continues its training: after
-    # Ctrl-C in a notebook, or with the next task. Its initial weights are then those of the first.
+    # Ctrl-C in a notebook, or with the next task. Its initial weights are those of its first fit().
     now = weights_fingerprint(model)
     before, after = _TRAINED.get(bare(model), (now, now))
     start = before if after == now else now

@@ -89,9 +89,11 @@ def find_b(
 
     .. math:: \frac{\partial L}{\partial \log b} = s \sqrt{(L_0 - L(b))\,L_0}
 
-    Measuring takes 100 to 300 examples, and costs as much as training on 1,600 to 4,800. For a
-    training on fewer than 32,000 examples, all epochs together, this is more than a tenth: a sixth
-    for 15,000, a third for 6,000.
+    with the loss :math:`L_0` before training and s = 0.25.
+
+    Measuring takes 100 to 300 examples, and costs as much as training on 1,600 to 4,800. If the
+    training has fewer than 32,000 examples, all epochs together, the whole cost is more than a
+    tenth: a sixth for 15,000, a third for 6,000.
 
     Args:
         model: any network; it is not modified.
