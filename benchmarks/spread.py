@@ -47,7 +47,7 @@ def difference(differences: Sequence[float], digits: int, *, factor: float = 1) 
     """
     if not differences:
         return "–"
-    mean, low, high = (f"{factor * end:+.{digits}f}" for end in interval(differences))
+    mean, low, high = (f"{factor * end:+z.{digits}f}" for end in interval(differences))
     return f"{mean} ({low} to {high})" if len(differences) > 1 else mean
 
 

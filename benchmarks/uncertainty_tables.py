@@ -65,7 +65,7 @@ def fill_guide(path: Path, lines: Lines, rows: dict[str, Any]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _reported(lines: Lines, row: str) -> BySeed:
+def reported(lines: Lines, row: str) -> BySeed:
     """Predictions of each method by seed."""
     found: BySeed = defaultdict(dict)
     for line in lines:
@@ -86,7 +86,7 @@ def _weights(lines: Lines, row: str) -> dict[str, Lines]:
 
 
 def _one(lines: Lines, row: Any) -> str:
-    found = _reported(lines, row.name)
+    found = reported(lines, row.name)
     if not found:
         return ""
     counts = sorted({len(own) for own in found.values()})
@@ -185,7 +185,7 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         ("ensemble", "mean"): ("#D55E00", "ensemble of three"),
     }
     for row in rows.values():
-        found, weights = _reported(lines, row.name), _weights(lines, row.name)
+        found, weights = reported(lines, row.name), _weights(lines, row.name)
         if not found:
             continue
         figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.5), layout="constrained")

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import forgetting_methods
 import forgetting_table
 import moved_weights
+import uncertainty
+import uncertainty_tables
 import wrong_labels_plan
 import wrong_labels_tables
 from spread import difference, interval
@@ -24,6 +26,7 @@ from spread import difference, interval
 FEW = 5
 """With fewer trials a result is preliminary."""
 BySeed = dict[int, float]
+Choice = Callable[..., tuple[str, BySeed]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Use:
     method: str
     with_noise: BySeed
     percent: bool = True
+    lower_is_better: bool = False
 
     @property
     def seeds(self) -> list[int]:
@@ -53,6 +57,8 @@ class Use:
     def outcome(self) -> str:
         """What the interval says, in words."""
         _, low, high = interval(self.gains)
+        if self.lower_is_better:
+            low, high = -high, -low
         words = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
         return words if len(self.gains) >= FEW else f"preliminary: {words}"
 
@@ -72,14 +78,14 @@ class Use:
         return f"{100 * mean:.1f} %" if self.percent else f"{mean:.3f}"
 
 
-def best(candidates: Mapping[str, BySeed]) -> tuple[str, BySeed]:
-    """The candidate with the highest mean, over the seeds that all of them have."""
+def best(candidates: Mapping[str, BySeed], choose: Choice = max) -> tuple[str, BySeed]:
+    """The candidate with the highest mean (or the lowest), over the seeds that all have."""
     seeds = set.intersection(*(set(values) for values in candidates.values()))
 
     def mean(item: tuple[str, BySeed]) -> float:
         return statistics.fmean(item[1][seed] for seed in seeds or item[1])
 
-    return max(candidates.items(), key=mean)
+    return choose(candidates.items(), key=mean)
 
 
 def moved(results: Path) -> list[Use]:
@@ -157,6 +163,27 @@ def forgetting(results: Path) -> list[Use]:
     return found
 
 
+def sure(results: Path) -> list[Use]:
+    """Predictions averaged over noise."""
+    lines, found = read(results / "uncertainty.jsonl"), list[Use]()
+    for row in uncertainty.ROWS.values():
+        known = uncertainty_tables.reported(lines, row.name)
+        for measure in ("log_loss", "calibration_error"):
+            values = {
+                title: {seed: numbers[measure] for seed, numbers in known[method].items()}
+                for method, title in uncertainty_tables.METHODS.items()
+                if known[method] and method[0] != "ensemble"  # costs three times as much
+            }
+            own = values.pop("NVRM, averaged", {})
+            rivals = {title: v for title, v in values.items() if "NVRM" not in title}
+            if own and rivals:
+                use = f"knowing how sure: {row.title}"
+                title = uncertainty_tables.PREDICTION_COLUMNS[measure][0]
+                made = Use(use, title, *best(rivals, min), "NVRM, averaged", own)
+                found.append(replace(made, percent=False, lower_is_better=True))
+    return found
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines()]
@@ -164,7 +191,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def table(results: Path) -> list[str]:
     """All uses, as rows of a table."""
-    return rows([*moved(results), *wrong(results), *forgetting(results)])
+    return rows([*moved(results), *wrong(results), *forgetting(results), *sure(results)])
 
 
 def rows(uses: Sequence[Use]) -> list[str]:

@@ -103,3 +103,23 @@ class TestUses:
 
     def test_without_results_there_are_no_rows(self, tmp_path):
         assert uses.moved(tmp_path) == uses.wrong(tmp_path) == []
+
+
+def test_lower_losses_are_better():
+    rivals = {"plain": dict.fromkeys(range(5), 0.3), "dropout": dict.fromkeys(range(5), 0.2)}
+    assert uses.best(rivals, min)[0] == "dropout"
+    own = {seed: 0.1 + 0.001 * seed for seed in range(5)}
+    loss = {"percent": False, "lower_is_better": True}
+    assert (
+        uses.Use("sure", "log loss", "dropout", rivals["dropout"], "NVRM", own, **loss).outcome
+        == "better"
+    )
+    swapped = uses.Use("sure", "log loss", "NVRM", own, "dropout", rivals["dropout"], **loss)
+    assert swapped.outcome == "worse"
+
+
+def test_an_ensemble_costs_more_and_is_not_compared():
+    found = uses.sure(Path(__file__).parents[1] / "results")
+    assert {use.baseline for use in found} <= set(uses.uncertainty_tables.METHODS.values())
+    assert not any("ensemble" in use.baseline or "NVRM" in use.baseline for use in found)
+    assert [len(use.gains) for use in found] == [5] * 6
