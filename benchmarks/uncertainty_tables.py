@@ -34,7 +34,9 @@ PREDICTION_COLUMNS = {
     "strange_auroc": ("AUROC, OOD inputs", 1, 3),
     "corrupted": ("accuracy on corrupted images, %", 100, 1),
 }
-JUDGED = ("calibration_error", "log_loss", "scaled_calibration_error", "scaled_log_loss")
+JUDGED = (
+    "calibration_error", "log_loss", "scaled_calibration_error", "scaled_log_loss", "strange_auroc"
+)  # fmt: skip
 BEGIN, END = "<!-- made by benchmarks/uncertainty.py -->", "<!-- end -->"
 
 Lines = list[dict[str, Any]]
@@ -153,15 +155,15 @@ def _differences(found: BySeed) -> list[str]:
         for name in JUDGED:
             gains = [ours[seed][name] - theirs[seed][name] for seed in both]
             _, low, high = interval(gains)
-            text = difference(gains, PREDICTION_COLUMNS[name][2])
+            text = difference(gains, 4)
             cells.append(f"**{text}**" if low > 0 or high < 0 else text)
         rows.append(f"| {title} | {' | '.join(cells)} |")
     if not rows:
         return []
     heads = [PREDICTION_COLUMNS[name][0] for name in JUDGED]
     return [
-        "NVRM averaged minus each other method, paired by seed, with the 95 % interval. Negative: "
-        "NVRM is better. Bold: the interval excludes 0.",
+        "NVRM averaged minus each other method, paired by seed, with the 95 % interval. NVRM is "
+        "better if it is negative, for the AUROC if it is positive. Bold: the interval excludes 0.",
         "",
         f"| NVRM averaged minus | {' | '.join(heads)} |",
         "| --- |" + " ---: |" * len(heads),

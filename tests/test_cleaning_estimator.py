@@ -466,3 +466,21 @@ class TestAveragedPredictions:
         features, _, given = examples()
         with pytest.raises(ValueError, match=message):
             classifier(draws=draws).fit(features, given)
+
+
+def test_layers_that_were_frozen_in_training_have_no_noise():
+    def make(features, classes, seed):
+        network = nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, classes))
+        network[0].requires_grad_(False)
+        return network
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 60)
+    X = rng.normal(size=(60, 5)) + y[:, None]
+    classifier = NVRMClassifier(make, b=0.3, epochs=2).fit(X, y)
+    assert classifier.noisy_parameters_ == ["2.weight", "2.bias"]
+    inputs = torch.from_numpy(classifier.scaler_.transform(X)).float()
+    names = classifier.noisy_parameters_
+    expected = predict(classifier.model_, inputs, b=0.3, parameters=names)
+    found = classifier.predict_proba(X)
+    np.testing.assert_allclose(found, expected.probabilities.numpy(), atol=1e-6)

@@ -277,6 +277,8 @@ def test_two_linear_classes_exactly(norm, epsilon):
     assert found.clean.count == 270
     assert found.attacked.of == 300
     assert (found.attacked.count < 260) == (epsilon > 0)
+    found = adversarial_accuracy(model, (x, y), epsilon=epsilon, norm=norm, clip=None)
+    assert found.attacked.count == int((exact > 0).sum())  # with the default steps as well
 
 
 @pytest.mark.parametrize("norm", ["inf", "2"])
@@ -384,3 +386,22 @@ def test_bad_attack_arguments(options, message):
     model, x, y = linear()
     with pytest.raises(ValueError, match=message):
         adversarial_accuracy(model, (x, y), **{"epsilon": 0.1, **options})
+
+
+def test_an_attack_needs_numbers_and_gradients():
+    model, x, y = linear()
+    with pytest.raises(ValueError, match="inputs must be floating-point numbers, got"):
+        adversarial_accuracy(model, (x.byte(), y), epsilon=0.1)
+    with pytest.raises(ValueError, match="is transform differentiable"):
+        adversarial_accuracy(model, (x, y), epsilon=0.1, transform=torch.Tensor.detach)
+    for clip in (1.0, (0, 1, 2), (1, 0)):
+        with pytest.raises(ValueError, match="clip must be an increasing pair of numbers or None"):
+            adversarial_accuracy(model, (x, y), epsilon=0.1, clip=clip)
+
+
+def test_an_attack_inside_inference_mode():
+    model, x, y = linear()
+    outside = adversarial_accuracy(model, (x, y), epsilon=0.1)
+    with torch.inference_mode():
+        inside = adversarial_accuracy(model, (x * 1, y * 1), epsilon=0.1)
+    assert inside == outside

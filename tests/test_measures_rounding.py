@@ -416,3 +416,57 @@ def test_bad_presets():
         update_rounding_noise(NVRMSGD(nn.Linear(2, 2), lr=0.1, b=0.1))
     with pytest.raises(ValueError, match="one of neuvar's"):
         update_rounding_noise(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", [8, 7, 4, 2])
+def test_without_flips_weights_are_rounded_in_every_dtype(dtype, bits):
+    """In bfloat16 the quotient of the largest weight may round up to a number that does not fit."""
+    for seed in range(20):
+        w = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        stored = flip_bits(w, 0.0, np.random.default_rng(0), bits=bits)
+        exact = w.float() if dtype.itemsize < 4 else w
+        rounded = round_weights(exact, bits, by="row").to(dtype)
+        assert torch.equal(stored, rounded)
+
+
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+        self.b = self.a
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_layer_with_two_names_is_quantized_once(bits):
+    copied = quantized_copy(TwoNames(), bits=bits)
+    assert copied.a is copied.b
+    assert type(copied.a) is not nn.Linear
+    assert copied(torch.ones(2, 32)).shape == (2, 32)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_transformers_are_quantized(bits):
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 32)
+    with torch.no_grad():
+        outputs, exact = quantized_copy(model, bits=bits)(x), model(x)
+    assert 0 < (outputs - exact).abs().max() < 1
+
+
+@pytest.mark.parametrize("by", [[], 5, None])
+def test_by_is_checked(by):
+    with pytest.raises(ValueError, match="by must be 'tensor', 'row' or a list of them"):
+        rounding(nn.Linear(2, 2), (torch.ones(4, 2), torch.zeros(4).long()), by=by)
+
+
+def test_intervals_of_accuracies_are_accuracies():
+    torch.manual_seed(0)
+    model, x = nn.Linear(2, 2), torch.randn(40, 2)
+    found = analog_noise(model, (x, model(x).argmax(1)), scales=[0.3], draws=4)
+    low, high = found.accuracies[0].interval
+    assert 0 <= low <= high <= 1

@@ -980,3 +980,94 @@ def test_module_goes_through_export_and_back(with_optimizer, pickled):
         assert torch.allclose(back(x).exp().double(), expected, atol=1e-6)
         assert torch.allclose(back(x[:9]), predictor(x[:9]), atol=1e-6)
     del optimizer
+
+
+def test_two_optimizers_of_two_halves_give_all_their_noise():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    first = NVRMSGD(model[0].parameters(), lr=0.1, b=0.1)
+    second = NVRMSGD(model[2].parameters(), lr=0.1, b=0.2)
+    noise = predict(model, torch.ones(2, 4)).noise
+    assert {name: spec.b for name, spec in noise.items()} == {
+        "0.weight": 0.1, "0.bias": 0.1, "2.weight": 0.2, "2.bias": 0.2
+    }  # fmt: skip
+    assert list(predict(model, torch.ones(2, 4), optimizer=first).noise) == ["0.weight", "0.bias"]
+    second.param_groups[0]["b"] = 0.0
+    assert list(predict(model, torch.ones(2, 4)).noise) == ["0.weight", "0.bias"]
+
+
+def test_a_model_may_be_frozen_after_training():
+    model, x = nn.Linear(4, 3), torch.ones(2, 4)
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    before = predict(model, x)
+    model.requires_grad_(False)
+    state = optimizer.state_dict()
+    for after in (predict(model, x), predict(model, x, optimizer=state)):
+        assert torch.equal(after.probabilities, before.probabilities)
+
+
+def test_the_optimizer_of_another_model():
+    other = NVRMSGD(nn.Linear(4, 3), lr=0.1, b=0.1)
+    with pytest.raises(ValueError, match="the optimizer has none of the parameters to perturb"):
+        predict(nn.Linear(4, 3), torch.ones(2, 4), optimizer=other)
+
+
+class AlwaysDrops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(nn.functional.dropout(x, 0.5, training=True))
+
+
+def test_the_same_seed_gives_the_same_bits_with_random_models_and_loaders():
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    norm = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    loader = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
+    for model, options in ((AlwaysDrops(), {}), (norm, {"batchnorm": loader})):
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            found.append(predict(model, x, b=0.1, draws=4, seed=3, **options).probabilities)
+            assert torch.initial_seed() == seed
+        assert torch.equal(*found)
+
+
+def test_data_are_read_once_so_a_generator_is_enough():
+    model, x = nn.Linear(4, 3), torch.randn(6, 4)
+    whole = predict(model, x, b=0.1)
+    parts = predict(model, ((part,) for part in x.split(2)), b=0.1)
+    assert torch.allclose(whole.probabilities, parts.probabilities)
+
+
+def test_outputs_of_different_lengths_are_refused():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, 3)
+
+        def forward(self, x):
+            return self.embedding(x).transpose(1, 2)
+
+    data = [(torch.zeros(2, n).long(),) for n in (4, 6)]
+    with pytest.raises(ValueError, match=r"the same shape, got \(n, 3, 4\) and \(n, 3, 6\)"):
+        predict(Tokens(), data, b=0.1)
+
+
+def test_rows_that_depend_on_each_other_in_half_precision(monkeypatch):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(4, 16), norm, nn.ReLU(), nn.Linear(16, 3)).bfloat16()
+    x = torch.randn(900, 4).sort(0).values.bfloat16()
+    options = {"b": 0.05, "draws": 20, "vectorize": False}
+    whole = predict(model, [(x,)], **options)
+    monkeypatch.setattr("neuvar.prediction.blocks.BLOCK", 1000)
+    parts = predict(model, [(x,)], **options)
+    assert torch.equal(parts.probabilities, whole.probabilities)
+
+
+def test_an_averaged_predictor_checks_probabilities():
+    predictor = AveragedPredictor(nn.Linear(4, 3), b=0.1, logits=False)
+    with pytest.raises(ValueError, match="logits=False needs a model that returns"):
+        predictor(torch.ones(2, 4))

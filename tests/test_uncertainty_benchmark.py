@@ -167,9 +167,9 @@ def test_tables_and_differences(tmp_path):
     lines = synthetic([0.10, 0.11, 0.12], [0.20, 0.21, 0.22], [0.10, 0.11, 0.13])
     text = uncertainty_tables.tables(lines, {"mnist": ROW})
     assert "| NVRM, averaged | 50.0 ± 0.0 | 0.5000 ± 0.0000 | 0.110 ± 0.010 |" in text
-    same, ours = "+0.0000 (+0.0000 to +0.0000)", "-0.003 (-0.018 to +0.011)"
-    assert f"| MC dropout | {same} | {ours} | {same} | +0.000" in text
-    assert "| **-0.100 (-0.100 to -0.100)** |" in text  # the same difference for every seed
+    same, ours = "+0.0000 (+0.0000 to +0.0000)", "-0.0033 (-0.0177 to +0.0110)"
+    assert f"| MC dropout | {same} | {ours} | {same} | {same} | {same} |" in text
+    assert "| **-0.1000 (-0.1000 to -0.1000)** |" in text  # the same difference for every seed
     assert "n = 3.\n" in text
     more = uncertainty_tables.tables(lines, {"mnist": replace(ROW, seeds=(0, 1, 2, 3, 4))})
     assert "n = 3; preliminary, 5 are planned.\n" in more

@@ -163,7 +163,7 @@ def test_accuracies_and_paired_differences(results):
     nvrm = cells_of(rows, "NVRM-SGD")
     assert nvrm[0] == "NVRM-SGD, b = 0.05"
     assert nvrm[3] == "94.0 ± 4.0 %"
-    assert nvrm[-2:] == ["+12.0 [+7.0, +17.0]", "+22.0 [+17.0, +27.0]"]
+    assert nvrm[-2:] == ["+12.0 (+7.0 to +17.0)", "+22.0 (+17.0 to +27.0)"]
     assert cells_of(rows, "dropout, p = 0.2")[-1] == "baseline"
 
 
@@ -189,7 +189,7 @@ def test_one_seed_has_no_deviation_and_no_interval(results):
     write(results, kept)
     nvrm = cells_of(tables.accuracy_tables(results), "NVRM-SGD")
     assert nvrm[2:4] == ["1 of 10", "90.0 %"]
-    assert nvrm[-1] == "–"
+    assert nvrm[-1] == "+20.0"
 
 
 def test_rankings_stand_beside_cleanlab(results):
@@ -201,18 +201,18 @@ def test_rankings_stand_beside_cleanlab(results):
     rows = tables.finding_tables(results)
     assert cells_of(rows, "SGD")[2] == "0.900 ± 0.000<br>0.800 ± 0.000"
     # Differences of 0, 0.02 and 0.04 to dropout's 0.95.
-    assert cells_of(rows, "NVRM-SGD")[-2] == "+0.020 [-0.030, +0.070]"
+    assert cells_of(rows, "NVRM-SGD")[-2] == "+0.020 (-0.030 to +0.070)"
     cleanlab = cells_of(rows, "cleanlab")
     assert cleanlab[1:3] == ["2", "0.650 ± 0.000<br>0.550 ± 0.000"]
-    assert cleanlab[-2] == "-0.300 [-0.300, -0.300]"
+    assert cleanlab[-2] == "-0.300 (-0.300 to -0.300)"
 
 
 def test_two_methods_are_compared_seed_by_seed(results):
     rows = tables.pair_tables(results)
     # 20, 22 and 24 points; AUROC 0, 0.02 and 0.04 higher.
     cells = cells_of(rows, "NVRM-SGD minus dropout")
-    assert cells[1:3] == ["3", "+22.0 [+17.0, +27.0]"]
-    assert cells[4] == "+0.020 [-0.030, +0.070]"
+    assert cells[1:3] == ["3", "+22.0 (+17.0 to +27.0)"]
+    assert cells[4] == "+0.020 (-0.030 to +0.070)"
     assert not any("IVON" in row for row in rows)
 
 

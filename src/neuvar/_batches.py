@@ -37,13 +37,15 @@ class Batches:
     their state.
     """
 
-    def __init__(self, data: Any, *, batch_size: int, model: nn.Module) -> None:
+    def __init__(
+        self, data: Any, *, batch_size: int, model: nn.Module, many_times: bool = True
+    ) -> None:
         batch_size = integer("batch_size", batch_size, low=1)
         self.is_pair = _is_pair(data)
         self.batches = data
         if not self.is_pair:
             forms = "a pair of tensors, a DataLoader or another iterable of batches"
-            check_iterable("data", data, forms)
+            check_iterable("data", data, forms, many_times=many_times)
         elif any(part.ndim == 0 for part in data) or len(data[0]) != len(data[1]):
             raise ValueError(
                 "inputs and targets must have the same length, "

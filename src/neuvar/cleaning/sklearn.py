@@ -67,6 +67,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         feature_names_in_: their names, if X had any.
         scaler_: the fitted StandardScaler.
         model_: the trained network, at clean weights, on the CPU.
+        noisy_parameters_: names of its parameters that have noise: those that were trained.
         label_issues_: :class:`neuvar.cleaning.LabelIssues` of the training examples; its labels are
             indices into ``classes_``.
         probabilities_: ``label_issues_.probabilities``, averaged during training.
@@ -140,6 +141,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         run = train_once(network, examples, seed=seed, weights=weights, **options)
         self.classes_ = y[np.unique(indices, return_index=True)[1]]
         self.scaler_ = scaler
+        trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
+        self.noisy_parameters_ = trained
         self.model_ = run.model.cpu().eval().requires_grad_(False)
         if self.model is None:
             # In float32 the last digits of a prediction depend on the rest of its batch. A user's
@@ -157,7 +160,10 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         inputs = _standardize(self.scaler_, X, next(self.model_.parameters()).dtype)
         b = self.label_issues_.b if self.draws else 0.0
-        prediction = predict(self.model_, inputs, b=b, draws=self.draws or 2, batch_size=CHUNK)
+        prediction = predict(
+            self.model_, inputs, b=b, parameters=self.noisy_parameters_, draws=self.draws or 2,
+            batch_size=CHUNK,
+        )  # fmt: skip
         return prediction.probabilities.numpy()
 
     def predict(self, X: Any) -> Array:  # noqa: N803

@@ -31,15 +31,22 @@ class Estimate:
     confidence: float = 0.95
 
     @classmethod
-    def of(cls, samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Estimate:
-        """Estimate a mean from samples.
+    def of(
+        cls,
+        samples: Sequence[float] | np.ndarray,
+        confidence: float = 0.95,
+        *,
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> Estimate:
+        """Estimate a mean from samples; the interval is cut where no mean can be.
 
         >>> Estimate.of([1.0, 2.0, 3.0]).mean
         2.0
         """
         x, confidence = np.asarray(samples, float), probability("confidence", confidence)
         tail = (1 - confidence) / 2
-        return cls(*_mean_and_error(x), (limit(x, tail), limit(x, 1 - tail)), len(x), confidence)
+        low, high = max(limit(x, tail), within[0]), min(limit(x, 1 - tail), within[1])
+        return cls(*_mean_and_error(x), (low, high), len(x), confidence)
 
     def __str__(self) -> str:
         low, high = self.interval

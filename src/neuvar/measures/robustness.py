@@ -107,7 +107,7 @@ def corruption_accuracy(
         clean=Proportion(int(clean.sum()), len(clean), confidence),
         accuracies={name: tuple(shares[k * step : (k + 1) * step]) for k, name in enumerate(names)},
         severities=levels,
-        mean=Estimate.of(torch.stack(others).double().mean(0).numpy(), confidence),
+        mean=Estimate.of(torch.stack(others).double().mean(0).numpy(), confidence, within=(0, 1)),
     )
 
 
@@ -174,7 +174,9 @@ def adversarial_accuracy(
         norm: ``"inf"`` for the largest change of a value, ``"2"`` for the Euclidean length.
         steps: Steps of the attack.
         step_size: Length α of a step; 2.5 ε / steps by default.
-        restarts: Number of attacks on each input, each from a random point in the ball.
+        restarts: Number of attacks on each input, each from a random point in the ball. With
+            ``norm="2"`` the first one starts at the input itself, which is exact for two linear
+            classes.
         clip: Smallest and largest valid value of an input; None for no limits. Inputs of the data
             must lie inside.
         transform: Turns inputs of the data into inputs of the model, differentiably.
@@ -195,7 +197,7 @@ def adversarial_accuracy(
     restarts = _validate.integer("restarts", restarts, low=1)
     size = 2.5 * epsilon / steps if step_size is None else step_size
     _validate.number("step_size", size, low=0)
-    if clip is not None and not clip[0] < clip[1]:
+    if clip is not None and (np.shape(clip) != (2,) or not clip[0] < clip[1]):
         raise ValueError(f"clip must be an increasing pair of numbers or None, got {clip!r}")
     ball = Ball(epsilon, norm, clip)
     generator = torch.Generator().manual_seed(_validate.seed(seed))
@@ -204,8 +206,10 @@ def adversarial_accuracy(
         for inputs, labels in batches:
             ball.check_valid(inputs)
             clean = robust = _is_correct(run, inputs, labels)
-            for _ in range(restarts):
-                x = ball.project(inputs + ball.random(inputs, generator), inputs)
+            for attack in range(restarts):
+                x = inputs
+                if attack or norm == "inf":
+                    x = ball.project(inputs + ball.random(inputs, generator), inputs)
                 for _ in range(steps):
                     x = ball.project(x + size * ball.step(_margin_gradient(run, x, labels)), inputs)
                 robust = robust & _is_correct(run, x, labels)
@@ -225,7 +229,12 @@ class Ball:
     clip: tuple[float, float] | None
 
     def check_valid(self, inputs: Tensor) -> None:
-        """Refuse inputs that clipping would move, perhaps by more than epsilon."""
+        """Refuse integers, and inputs that clipping would move, perhaps by more than epsilon."""
+        if not inputs.is_floating_point():
+            raise ValueError(
+                f"inputs must be floating-point numbers, got {inputs.dtype}; scale them before, as "
+                "in images / 255"
+            )
         if self.clip is None or not inputs.numel():
             return
         (low, high), least, most = self.clip, float(inputs.min()), float(inputs.max())
@@ -268,12 +277,16 @@ def _lengths(x: Tensor) -> Tensor:
 
 def _margin_gradient(run: Transform, x: Tensor, labels: Tensor) -> Tensor:
     """Gradient, in the inputs, of the best wrong score minus the score of the label."""
-    x, index = x.detach().requires_grad_(), labels[:, None]
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        x, index = x.detach().clone().requires_grad_(), labels.clone()[:, None]
         scores = run(x)
         best_wrong = scores.scatter(1, index, -torch.inf).amax(1)
         margin = (best_wrong - scores.gather(1, index).squeeze(1)).sum()
-    (gradient,) = torch.autograd.grad(margin, x)
+        gradient = None
+        if margin.requires_grad:
+            (gradient,) = torch.autograd.grad(margin, x, allow_unused=True)
+    if gradient is None:
+        raise ValueError("scores have no gradient in the inputs; is transform differentiable?")
     return gradient.nan_to_num()  # nan inputs would not be an attack
 
 

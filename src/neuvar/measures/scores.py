@@ -46,7 +46,8 @@ def log_loss(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.9
     p, y = probabilities_and_labels(outputs, labels, logits=logits)
     # softmax may round a small probability to 0; log_softmax keeps its logarithm.
     logs = as_tensor("outputs", outputs).double().log_softmax(1) if logits else p.log()
-    return Estimate.of(-logs.gather(1, y[:, None]).flatten().numpy(), confidence)
+    losses = -logs.gather(1, y[:, None]).flatten().numpy()
+    return Estimate.of(losses, confidence, within=(0, math.inf))
 
 
 def brier_score(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.95) -> Estimate:
@@ -65,7 +66,8 @@ def brier_score(outputs: Any, labels: Any, *, logits: bool, confidence: float = 
     """
     p, y = probabilities_and_labels(outputs, labels, logits=logits)
     p_label = p.gather(1, y[:, None]).flatten()
-    return Estimate.of((p.square().sum(1) - 2 * p_label + 1).numpy(), confidence)
+    distances = p.square().sum(1) - 2 * p_label + 1
+    return Estimate.of(distances.numpy(), confidence, within=(0, 2))
 
 
 @dataclass(frozen=True, eq=False)

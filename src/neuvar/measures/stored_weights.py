@@ -16,7 +16,7 @@ from neuvar._batches import Batches, Feed, feed_batch, to_device
 from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.landscape import lists_options
-from neuvar.measures.loss_and_accuracy import are_classes, check_classes
+from neuvar.measures.loss_and_accuracy import are_classes, check_classes, half_to_float
 from neuvar.measures.perturbed import Parameters, PerturbedModel
 from neuvar.measures.plots import new_axes, plot_band
 from neuvar.measures.torch_kernels import KERNEL_BITS, quantized_copy
@@ -100,7 +100,7 @@ class StoredWeights(PerturbedModel):
             clean = self.accuracy()
             for level in levels:
                 values = [self.accuracy(partial(damage, level, k)).value for k in range(draws)]
-                curve.append(Estimate.of(values, self.confidence))
+                curve.append(Estimate.of(values, self.confidence, within=(0, 1)))
         return Faults(kind, levels, tuple(curve), clean, draws)
 
 
@@ -193,6 +193,8 @@ def rounding(
     {'tensor': [8, 2], 'row': [8, 2]}
     """
     levels = [_validate.integer("bits", value, low=2, high=16) for value in several("bits", bits)]
+    if not isinstance(by, (str, list, tuple)) or not by:
+        raise ValueError(f"by must be 'tensor', 'row' or a list of them, got {by!r}")
     groups = [_validate.one_of("by", group, BY) for group in ([by] if isinstance(by, str) else by)]
     _validate.boolean("kernels", kernels)
     stored = StoredWeights(model, data, 0, **options)
@@ -355,7 +357,10 @@ def flip_bits(
     if bits is None:
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]
         return (weights.contiguous().view(integer) ^ flips.to(integer)).view(weights.dtype)
-    step = rounding_step(weights, bits, by=by)
-    stored = ((weights / step.masked_fill(step == 0, 1)).round().long() & (2**bits - 1)) ^ flips
+    # In half precision a quotient may round to 2 ** (bits - 1), which does not fit.
+    exact = half_to_float(weights)
+    step = rounding_step(exact, bits, by=by)
+    levels = (exact / step.masked_fill(step == 0, 1)).round().long()
+    stored = (levels & (2**bits - 1)) ^ flips
     signed = torch.where(stored >= 2 ** (bits - 1), stored - 2**bits, stored)
-    return signed.to(weights.dtype) * step
+    return (signed * step).to(weights.dtype)

@@ -43,21 +43,29 @@ def quantized_copy(model: nn.Module, *, bits: int) -> nn.Module:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         raise ValueError("model must be in single precision")
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    if bits == 8:
-        from torch.ao import quantization
-
-        with warnings.catch_warnings():  # torch plans to move this to torchao
-            warnings.simplefilter("ignore")
-            dynamic: Any = quantization.quantize_dynamic
-            quantized: nn.Module = dynamic(copied, {nn.Linear}, dtype=torch.qint8)
-            return quantized
+    quantize = _int8_linear if bits == 8 else Int4Linear
     if type(copied) is nn.Linear:
-        return Int4Linear(copied)
+        return quantize(copied)
+    layers = {m: quantize(m) for m in copied.modules() if type(m) is nn.Linear}
     for module in list(copied.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
-                setattr(module, name, Int4Linear(child))
+        for name, child in module._modules.items():  # a layer may have several names
+            if child in layers:
+                module._modules[name] = layers[child]
+        if isinstance(module, nn.TransformerEncoderLayer):
+            # The fused kernel of this layer reads the weights of its linear layers. torch uses it
+            # for these two activations only.
+            module.activation_relu_or_gelu = 0
     return copied
+
+
+def _int8_linear(linear: nn.Linear) -> nn.Module:
+    from torch.ao import quantization
+
+    with warnings.catch_warnings():  # torch plans to move this to torchao
+        warnings.simplefilter("ignore")
+        dynamic: Any = quantization.quantize_dynamic
+        quantized: nn.Module = dynamic(nn.Sequential(linear), {nn.Linear}, dtype=torch.qint8)[0]
+    return quantized
 
 
 class Int4Linear(nn.Module):

@@ -472,11 +472,17 @@ def optimizer_of(model: nn.Module) -> NVRM:
     >>> loss = model(torch.ones(3, 4)).square().mean()
     >>> optimizer_of(model).report_loss(loss)
     """
-    params = set(model.parameters())
-    optimizers = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
+    optimizers = optimizers_of(model)
     if not optimizers:
         raise ValueError("no NVRM optimizer has parameters of this model")
-    return max(optimizers, key=lambda optimizer: optimizer._weights.used)
+    return optimizers[-1]
+
+
+def optimizers_of(model: nn.Module) -> list[NVRM]:
+    """All NVRM optimizers with parameters of a model; the last one used is last."""
+    params = set(model.parameters())
+    optimizers = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
+    return sorted(optimizers, key=lambda optimizer: optimizer._weights.used)
 
 
 _OPTIMIZERS: weakref.WeakSet[NVRM] = weakref.WeakSet()

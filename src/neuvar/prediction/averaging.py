@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from neuvar import _validate
 from neuvar._batches import Batches, Feed
+from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.landscape import lists_options
 from neuvar.measures.loss_and_accuracy import half_to_float
 from neuvar.measures.perturbed import PREDICTIONS, Parameters, check_draws, select_parameters
@@ -19,7 +20,11 @@ from neuvar.noise import Draw, Term, standard_noise, whole_slot
 from neuvar.optim.forward import noise_owners, not_compiled
 from neuvar.optim.layout import relative_size
 from neuvar.optim.noisy_parameters import NoisyParameters
-from neuvar.prediction.noisy_classifier import NoisyClassifier, checked_outputs
+from neuvar.prediction.noisy_classifier import (
+    NoisyClassifier,
+    check_same_shape,
+    checked_outputs,
+)
 from neuvar.prediction.trained_noise import NoiseOptions, TrainedWith, noise_terms
 from neuvar.prediction.uncertainty import PARTS, Prediction
 
@@ -75,7 +80,8 @@ def predict(
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``; by default the optimizer's family,
             or ``"gaussian"`` if ``b`` is given.
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
-            checkpoint. By default ``neuvar.optimizer_of(model)``. A state dict does not name its
+            checkpoint. By default all that are alive and have parameters of the model; for each
+            parameter the one that was used last. A state dict does not name its
             parameters, unless the optimizer was made from named ones. Without names it must have
             all parameters of the model, or all trained ones, and the same noise for all or groups
             of :func:`neuvar.optim.rounding_parameters`.
@@ -119,7 +125,7 @@ def predict(
         parameters=parameters, seed=seed, sampler=sampler,
     )  # fmt: skip
     noisy.terms = noise_terms(model, noisy.slots, b, noise, optimizer, relative_to)
-    batches = Batches(data, batch_size=batch_size, model=model)
+    batches = Batches(data, batch_size=batch_size, model=model, many_times=False)
     samples = draws // len(signs)
     count = samples if noisy.terms or dropout else 1
     with noisy, torch.no_grad():
@@ -130,6 +136,7 @@ def predict(
         blocks = list(noisy.run(batches, count, progress))
     parts, targets = zip(*blocks, strict=True)
     labels = None if unlabelled or any(t is None for t in targets) else torch.cat(targets)
+    check_same_shape([part[0]["probabilities"] for part in parts])
     value, stderr, bias = (
         {name: torch.cat([part[kind][name] for part in parts]) for name in PARTS}
         for kind in range(3)
@@ -243,6 +250,8 @@ class AveragedPredictor(nn.Module):
                 weights = self._weights(clean, number, sign)
                 outputs = functional_call(self.model, weights, inputs, options)
                 values = half_to_float(checked_outputs(outputs))
+                if not (self.logits or torch.compiler.is_compiling()):
+                    check_probabilities("logits=False needs a model that returns", values, dim=1)
                 logs = values.log_softmax(1) if self.logits else values.log()
                 total = logs if total is None else torch.logaddexp(total, logs)
         assert total is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,6 +35,9 @@ from neuvar.prediction.uncertainty import Summary, summarize
 
 DRAWS_AT_ONCE = 32
 """How many perturbed models to evaluate in one vectorized call."""
+
+LARGEST_ROUNDING = 0.03
+"""Largest relative difference that counts as rounding, in half precision."""
 
 
 def feed_inputs(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -106,7 +109,8 @@ class NoisyClassifier(PerturbedModel):
         for number in range(1, count + 1):
             for sign in self.signs:
                 self.perturb(number, sign)
-                reestimate_batchnorm(self.model, (to_device(b, device) for b in batches))
+                with self._seeded(number, sign, batches):
+                    reestimate_batchnorm(self.model, (to_device(b, device) for b in batches))
                 buffers = [norm.named_buffers(recurse=False) for norm in self.norms]
                 self.statistics.append([{n: b.clone() for n, b in own} for own in buffers])
 
@@ -206,19 +210,20 @@ class NoisyClassifier(PerturbedModel):
             self.perturb(number, sign)
             with self._seeded(number, sign):
                 pairs = [self.feed(self.model, batch) for batch in block]
-            results.append(torch.cat([checked_outputs(outputs) for outputs, _ in pairs]))
+            parts = [checked_outputs(outputs) for outputs, _ in pairs]
+            check_same_shape(parts)
+            results.append(torch.cat(parts))
             targets = [t for _, t in pairs]
         whole = all(isinstance(t, Tensor) and t.ndim for t in targets)
         known = whole and sum(map(len, targets)) == len(results[0])
         self.targets = torch.cat(targets).cpu() if known else None
         return torch.stack(results).unsqueeze(0)
 
-    def _seeded(self, number: int, sign: int) -> AbstractContextManager[None]:
-        """Random numbers for dropout that depend on the seed and the draw only."""
-        if not self.dropout:
-            return nullcontext()
+    def _seeded(self, number: int, sign: int, data: Any = None) -> AbstractContextManager[None]:
+        """Random numbers, as of dropout, that depend on the seed and the draw only."""
         key = np.random.SeedSequence([self.draw.seed, number, sign + 1]).generate_state(1)
-        return Generators(next((p.device for p in self.slots), None)).seeded(int(key[0]))
+        device = next((p.device for p in self.slots), None)
+        return Generators(device, data).seeded(int(key[0]))
 
     def _should_vectorize(self, block: list[Any], outputs: Tensor) -> bool:
         if self.dropout or self.statistics is not None or self.vectorize is not None:
@@ -270,8 +275,19 @@ class NoisyClassifier(PerturbedModel):
 
 def _agree(one: Tensor, other: Tensor) -> bool:
     """Whether two computations of the same outputs differ by rounding only."""
-    tolerance = 100 * torch.finfo(other.dtype).eps * float(other.abs().max())
+    tolerance = min(100 * torch.finfo(other.dtype).eps, LARGEST_ROUNDING) * float(other.abs().max())
     return one.shape == other.shape and float((one - other).abs().max()) <= tolerance
+
+
+def check_same_shape(outputs: Sequence[Tensor]) -> None:
+    """Refuse batches whose outputs differ in more than the number of examples."""
+    shapes = {tuple(part.shape[1:]) for part in outputs}
+    if len(shapes) > 1:
+        one, other = sorted(shapes)[:2]
+        raise ValueError(
+            f"the outputs of all batches must have the same shape, got (n, {str(one)[1:-1]}) and "
+            f"(n, {str(other)[1:-1]})"
+        )
 
 
 def checked_outputs(outputs: Any) -> Tensor:

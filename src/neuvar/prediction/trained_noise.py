@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from neuvar import _validate
 from neuvar.noise import RELATIVE_TO, Slot, family, scale
-from neuvar.optim.nvrm import optimizer_of
+from neuvar.optim.nvrm import optimizers_of
 from neuvar.optim.wrapper import Wrapper
 from neuvar.prediction.noisy_classifier import NoiseSpec
 
@@ -50,25 +50,32 @@ def noise_terms(
     if relative_to is not None:
         raise ValueError("relative_to needs b; without it the optimizer says what b is relative to")
     if optimizer is None:
-        try:
-            optimizer = optimizer_of(model)
-        except ValueError:
+        optimizers: Sequence[Wrapper] = optimizers_of(model)
+        if not optimizers:
             raise ValueError(
                 "no NVRM optimizer with parameters of this model is alive, so the noise that it "
                 "was trained with is unknown; give b, or the optimizer's state dict as optimizer"
-            ) from None
-    if isinstance(optimizer, Wrapper):
-        groups: Groups = [(group, group["params"]) for group in optimizer.param_groups]
+            )
+    elif isinstance(optimizer, Wrapper):
+        optimizers = [optimizer]
     else:
+        optimizers = []
+    groups: Groups = [(group, group["params"]) for o in optimizers for group in o.param_groups]
+    if not optimizers:
         groups = _saved_groups(optimizer, model)
     if any("mix" in group for group, _ in groups):
         raise ValueError("the noise of RWP and ARWP has no single b; give b and relative_to")
-    terms = {
+    specs = {
         p: NoiseSpec(scale("b", group["b"]), noise or group["noise"], group.get("relative_to"))
         for group, params in groups
         for p in params
-        if p in slots and p.requires_grad and group["b"]
+        if p in slots
     }
+    if not specs:
+        raise ValueError("the optimizer has none of the parameters to perturb; give b")
+    # If all are frozen, that was done after training.
+    trained = {p: spec for p, spec in specs.items() if p.requires_grad} or specs
+    terms = {p: spec for p, spec in trained.items() if spec.b}
     if not terms:
         raise ValueError("the optimizer has no noise now for parameters of this model; give b")
     return terms

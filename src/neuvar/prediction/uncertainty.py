@@ -32,7 +32,7 @@ class Prediction:
         entropy: Entropy of the mean, :math:`H[\bar p]`: the whole uncertainty.
         expected_entropy: Mean of the entropies: the uncertainty that is not about the weights.
         mutual_information: Their difference I: how much the perturbed models disagree.
-        targets: The targets of the data, or None.
+        targets: The targets of the data; None if a batch has none.
         draws: Number of perturbed models.
         noise: b, family and ``relative_to`` of the noise of each parameter that has some, by name.
         stderr: Standard error of each of the first four, from the finite number of draws.
