@@ -8,7 +8,7 @@ Networks, data and settings are those of moved_weights.py: 784-256-256-10 on 10,
 20 epochs. "Rounding noise" trains with uniform noise of half a rounding step, set again after each
 epoch (``neuvar.optim.rounding_parameters``). "Rounding in training" is quantization-aware training.
 Each network is quantized by torch and by torchao, and rounded by ``neuvar.measures.rounding``. One
-line per run in results/quantized.jsonl; tools/write_tables.py puts the tables in docs/how-sure.md.
+line per run in results/quantized.jsonl; tools/write_tables.py puts the tables in docs/results.md.
 """
 
 from __future__ import annotations

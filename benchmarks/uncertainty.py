@@ -12,7 +12,8 @@ Settings are chosen by the log loss of held-out images, with a seed that is not 
 weight decay of plain training, which all arms use, then the setting of each arm. Held-out images
 also give the temperature by which all predictions are scaled, as a second result. Finished runs are
 skipped, so the same command continues. One line per run in results/uncertainty.jsonl, tables in
-results/uncertainty.md and docs/how-sure.md, figures in docs/pictures.
+results/uncertainty.md, figures in docs/pictures. tools/write_tables.py puts the tables in
+docs/results.md, and a short one in docs/how-sure.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from neuvar.models.seeded import seeded
 
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-GUIDE = Path(__file__).parents[1] / "docs" / "how-sure.md"
 CHOICE_SEED = 1000
 """Seed of the runs that choose settings."""
 DRAWS = 32
@@ -516,14 +516,12 @@ def main() -> None:
             run_row(rows[name], rows, results, options.seeds)
         print(f"{name}: at least {len(left_runs(rows[name], results))} runs left", flush=True)
     if not options.left:
-        from uncertainty_tables import fill_guide, pictures, tables
+        from uncertainty_tables import pictures, tables
 
         lines = all_lines(results)
         text = tables(lines, rows)
         (options.results / "uncertainty.md").write_text(text, encoding="utf-8")
         pictures(lines, rows, options.pictures)
-        if not options.tiny:
-            fill_guide(GUIDE, lines, rows)
         print(text)
 
 

@@ -37,7 +37,6 @@ PREDICTION_COLUMNS = {
 JUDGED = (
     "calibration_error", "log_loss", "scaled_calibration_error", "scaled_log_loss", "strange_auroc"
 )  # fmt: skip
-BEGIN, END = "<!-- made by benchmarks/uncertainty.py -->", "<!-- end -->"
 
 Lines = list[dict[str, Any]]
 BySeed = dict[tuple[str, str], dict[int, dict[str, Any]]]
@@ -49,22 +48,24 @@ def tables(lines: Lines, rows: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def for_guide(lines: Lines, rows: dict[str, Any]) -> str:
-    """The tables with their figures, for docs/how-sure.md."""
-    parts = []
-    for row in rows.values():
-        if text := _one(lines, row):
-            title = f"{row.title}: reliability, accuracy against coverage, accuracy against bits"
-            parts.append(f"{text}\n![{title}](pictures/uncertainty-{row.name}.png)\n")
-    return "\n".join(parts)
-
-
-def fill_guide(path: Path, lines: Lines, rows: dict[str, Any]) -> None:
-    """Write the tables into the guide, between two marks."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    text = f"{before}{BEGIN}\n\n{for_guide(lines, rows)}\n{END}{after}"
-    path.write_text(text, encoding="utf-8")
+def compared(lines: Lines, rows: dict[str, Any]) -> list[str]:
+    """One table of all data sets: calibration error and log loss of each method."""
+    columns = [(row, name) for row in rows.values() for name in JUDGED[:2]]
+    heads = [f"{row.title.split(',')[0]}, {PREDICTION_COLUMNS[name][0]}" for row, name in columns]
+    found = {row.name: reported(lines, row.name) for row in rows.values()}
+    text = [f"| method | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    for method, title in METHODS.items():
+        cells = []
+        for row, name in columns:
+            own, ours = (found[row.name].get(key, {}) for key in (method, OURS))
+            digits = PREDICTION_COLUMNS[name][2]
+            cell = spread((own[seed][name] for seed in own), digits)
+            gains = [
+                ours[seed][name] - own[seed][name] for seed in sorted(ours.keys() & own.keys())
+            ]
+            cells.append(f"**{cell}**" if len(gains) > 1 and _excludes_zero(gains) else cell)
+        text.append(f"| {title} | {' | '.join(cells)} |")
+    return text
 
 
 def reported(lines: Lines, row: str) -> BySeed:
@@ -154,9 +155,8 @@ def _differences(found: BySeed) -> list[str]:
         cells = []
         for name in JUDGED:
             gains = [ours[seed][name] - theirs[seed][name] for seed in both]
-            _, low, high = interval(gains)
             text = difference(gains, 4)
-            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+            cells.append(f"**{text}**" if _excludes_zero(gains) else text)
         rows.append(f"| {title} | {' | '.join(cells)} |")
     if not rows:
         return []
@@ -172,6 +172,11 @@ def _differences(found: BySeed) -> list[str]:
     ]
 
 
+def _excludes_zero(gains: list[float]) -> bool:
+    _, low, high = interval(gains)
+    return low > 0 or high < 0
+
+
 def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
     """Reliability, accuracy against coverage, and accuracy against bits, one file per row."""
     import matplotlib as mpl
@@ -181,6 +186,7 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
 
     shown = {
         ("plain", "clean"): ("0.45", "plain"),
+        ("swa", "clean"): ("#000000", "SWA"),
         ("dropout", "averaged"): ("#009E73", "MC dropout"),
         ("ivon", "averaged"): ("#CC79A7", "IVON, averaged"),
         ("nvrm", "averaged"): ("#0072B2", "NVRM, averaged"),
@@ -210,7 +216,8 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
                     axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)
         axes[0].axhline(0, color="0.7", linewidth=0.8, label="calibrated")
         axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
-        axes[1].set(xlabel="coverage, most confident first", ylabel="accuracy", title="Selection")
+        kept = "coverage: share of predictions kept"
+        axes[1].set(xlabel=kept, ylabel="accuracy", title="Most confident predictions")
         title = "Rounding by row, dashed by tensor"
         axes[2].set(xlabel="bits per weight", ylabel="accuracy", title=title)
         axes[2].invert_xaxis()

@@ -163,6 +163,21 @@ def test_pairs_cancel_the_slope():
     assert float((single.probabilities - 0.5).abs().max()) > 1e-6
 
 
+def test_interval_of_the_entropy_of_many_classes():
+    """It may lie above 1, up to log(10) = 2.3, and its width depends on the confidence."""
+    model, x = nn.Linear(3, 10), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    wide, narrow = (predict(model, x, b=0.5, confidence=level) for level in (0.99, 0.5))
+    for name in ("entropy", "expected_entropy"):
+        low, high = wide.interval(name)
+        assert (low > 1).all()
+        assert (high <= math.log(10) + 1e-9).all()
+        inner_low, inner_high = narrow.interval(name)
+        assert (low < inner_low).all()
+        assert (inner_high <= high).all()
+
+
 # --- limits ---
 
 
@@ -471,6 +486,34 @@ def test_noise_is_the_optimizers():
         predict(model, x, optimizer=optimizer.state_dict())
 
 
+def test_families_by_group_in_every_way_to_predict():
+    """Batched over draws, one by one, and in the module."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(6, 3)
+    groups = [
+        {"params": model[0].parameters(), "b": 0.2, "noise": "uniform"},
+        {"params": model[1].parameters(), "b": 0.4, "noise": "laplace", "relative_to": "filter"},
+    ]
+    optimizer = NVRM(torch.optim.SGD(groups, lr=0.1), model=model, b=0.1)
+    slow, fast = (predict(model, x, draws=8, vectorize=v).probabilities for v in (False, True))
+    assert torch.allclose(slow, fast, atol=1e-6)
+    with torch.no_grad():
+        outputs = AveragedPredictor(model, optimizer=optimizer, draws=8)(x)
+    assert torch.allclose(outputs.exp().double(), slow, atol=1e-6)
+    for family in ("uniform", "laplace"):
+        other = predict(model, x, draws=8, noise=family).probabilities
+        assert not torch.allclose(other, slow, atol=1e-3)
+
+
+@pytest.mark.parametrize("different", [{"b": 0.2}, {"noise": "laplace"}, {"relative_to": "tensor"}])
+def test_checkpoint_with_different_groups_is_refused(different):
+    model = nn.Linear(3, 2)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], **different}]
+    state = NVRM(torch.optim.SGD(groups, lr=0.1), model=model, b=0.1).state_dict()
+    with pytest.raises(ValueError, match="groups with different noise"):
+        predict(model, torch.ones(1, 3), optimizer=state)
+
+
 def test_noise_from_a_checkpoint():
     model, x = nn.Linear(3, 2), torch.randn(6, 3)
     state = NVRMSGD(copy.deepcopy(model), lr=0.1, b=0.25, noise="laplace").state_dict()
@@ -481,6 +524,19 @@ def test_noise_from_a_checkpoint():
     big = NVRMSGD(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), lr=0.1, b=0.1).state_dict()
     with pytest.raises(ValueError, match="has 4 parameters and the model 2"):
         predict(model, x, optimizer=big)
+
+
+def test_noise_from_the_file_of_a_training(tmp_path):
+    model, (x, y) = nn.Linear(5, 3), classes()
+    optimizer = NVRMSGD(model, lr=0.1, b=0.2, noise="uniform", relative_to="filter")
+    neuvar.train.fit(model, [(x, y)], optimizer, epochs=2, checkpoint=tmp_path / "training.pt")
+    expected = predict(model, x)
+    saved = torch.load(tmp_path / "training.pt", weights_only=True)["fit"]
+    again = nn.Linear(5, 3)
+    again.load_state_dict(saved["model"])
+    found = predict(again, x, optimizer=saved["optimizer"])
+    assert found.noise == expected.noise
+    assert torch.equal(found.probabilities, expected.probabilities)
 
 
 def test_checkpoint_of_some_parameters_only():

@@ -173,6 +173,11 @@ def test_tables_and_differences(tmp_path):
     assert "n = 3.\n" in text
     more = uncertainty_tables.tables(lines, {"mnist": replace(ROW, seeds=(0, 1, 2, 3, 4))})
     assert "n = 3; preliminary, 5 are planned.\n" in more
+    short = uncertainty_tables.compared(lines, {"mnist": ROW})
+    assert "| NVRM, averaged | 0.5000 ± 0.0000 | 0.110 ± 0.010 |" in short
+    assert "| plain | 0.5000 ± 0.0000 | **0.210 ± 0.010** |" in short
+    assert "| MC dropout | 0.5000 ± 0.0000 | 0.113 ± 0.015 |" in short
+    assert "| SAM | – | – |" in short
     uncertainty_tables.pictures(lines, {"mnist": ROW}, tmp_path)
     assert (tmp_path / "uncertainty-mnist.png").stat().st_size > 10_000
 
@@ -182,16 +187,3 @@ def test_committed_tables_are_those_of_the_lines():
     lines = list(Results(path).lines().values())
     text = uncertainty_tables.tables(lines, uncertainty.ROWS)
     assert path.with_suffix(".md").read_text(encoding="utf-8") == text
-    guide = uncertainty.GUIDE.read_text(encoding="utf-8")
-    assert uncertainty_tables.for_guide(lines, uncertainty.ROWS) in guide
-
-
-def test_guide_is_filled_between_its_marks(tmp_path):
-    lines, path = synthetic([0.10, 0.12], [0.20, 0.21], [0.10, 0.11]), tmp_path / "guide.md"
-    begin, end = uncertainty_tables.BEGIN, uncertainty_tables.END
-    path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    for _ in range(2):
-        uncertainty_tables.fill_guide(path, lines, {"mnist": ROW})
-        text = path.read_text()
-        assert text.startswith(f"before\n{begin}\n\n### MNIST")
-        assert text.endswith(f"(pictures/uncertainty-mnist.png)\n\n{end}\nafter\n")

@@ -359,6 +359,21 @@ def quantized() -> list[str]:
     return quantized.table(lines("quantized.jsonl"))
 
 
+def uncertainty() -> list[str]:
+    import uncertainty
+    import uncertainty_tables
+
+    text = uncertainty_tables.tables(lines("uncertainty.jsonl"), uncertainty.ROWS)
+    return text.strip().splitlines()
+
+
+def uncertainty_compared() -> list[str]:
+    import uncertainty
+    import uncertainty_tables
+
+    return uncertainty_tables.compared(lines("uncertainty.jsonl"), uncertainty.ROWS)
+
+
 def uses() -> list[str]:
     import uses
 
@@ -383,6 +398,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "forgetting": forgetting,
     "moved_weights": moved_weights,
     "quantized": quantized,
+    "uncertainty": uncertainty,
+    "uncertainty_compared": uncertainty_compared,
     "uses": uses,
 }
 

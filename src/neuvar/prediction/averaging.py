@@ -62,7 +62,8 @@ def predict(
     Memory is bounded for any number of draws: two copies of the weights, the result, and about
     100 MB for the draws of a block of data. Large batches are split by rows for this. A batch is
     not split if it has anything but tensors with one row per example, or if the outputs of a row
-    depend on the others; then all draws of this batch are held, in double precision.
+    depend on the others; then all draws of this batch are held, in double precision. All draws of
+    one row are always held: for large outputs, as in segmentation, use fewer draws.
 
     References:
         Depeweg et al. 2018, Decomposition of uncertainty in Bayesian deep learning;
@@ -172,8 +173,8 @@ class AveragedPredictor(nn.Module):
     them. Like :func:`predict` it starts from the clean weights, even if an optimizer that was made
     from parameters has noise on them. The statistics of batch normalization are kept: to
     re-estimate them for each draw, use :func:`predict`. Outputs of half precision are averaged and
-    returned in single precision. ``torch.export`` supports it, with one table of noise of
-    16 MiB for any number of draws. Call ``eval()`` before you use it.
+    returned in single precision. ``torch.export`` supports it, with ``strict=False``, its default,
+    and one table of noise of 16 MiB for any number of draws. Call ``eval()`` before you use it.
 
     Args:
         model: Any classifier.
