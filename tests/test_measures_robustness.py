@@ -160,6 +160,28 @@ def test_corruption_accuracy_by_hand():
     assert "clean 1" in str(found)
 
 
+def test_seed_of_the_corruptions():
+    """The same seed gives the same images, also within later batches; another gives others."""
+    grey, labels = torch.full((4, 1, 8, 8), 0.5), torch.zeros(4).long()
+
+    def corrupted(seed):
+        seen = []
+
+        def record(x):
+            seen.append(x.clone())
+            return x
+
+        options = {"kinds": "gaussian_noise", "severities": 3, "batch_size": 2, "seed": seed}
+        corruption_accuracy(Bright(), (grey, labels), transform=record, **options)
+        return seen[1::2]  # every other one is the original
+
+    (first, second), again, other = corrupted(0), corrupted(0), corrupted(1)
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other[0])
+
+
 def test_corruption_accuracy_of_averaged_predictions_and_transforms():
     x, y = images(40), torch.arange(40) % 2
     model = nn.Linear(256, 2)

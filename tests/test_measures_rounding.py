@@ -282,6 +282,35 @@ def test_accuracy_under_bit_flips():
     assert "bit flips in 8-bit weights" in str(found)
 
 
+def damaged_weights(**options):
+    """The weights of two equal layers, as each evaluation of bit_flips sees them."""
+    model, seen = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), []
+    model[1].load_state_dict(model[0].state_dict())
+
+    def feed(model, batch):
+        seen.append([layer.weight.detach().clone() for layer in model])
+        return model(batch[0]), batch[1]
+
+    data = torch.ones(2, 6), torch.zeros(2).long()
+    bit_flips(model, data, **{"draws": 2, **options}, feed=feed)
+    return model[0].weight.detach(), seen[1:]  # the first is without faults
+
+
+def test_flips_differ_between_layers_and_draws():
+    clean, (one, other) = damaged_weights(rates=0.2)
+    assert not torch.equal(one[0], one[1])
+    assert not torch.equal(one[0], other[0])
+    assert not torch.equal(one[0], clean)
+
+
+@pytest.mark.parametrize("by", ["row", "tensor"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_stored_integers_share_a_step_by_row_or_by_tensor(by, bits):
+    clean, seen = damaged_weights(rates=0, by=by, bits=bits)
+    for own in seen:
+        assert torch.allclose(own[0], round_weights(clean, bits, by=by))
+
+
 def test_outputs_that_are_not_numbers_count_as_wrong():
     def feed(model, batch):
         scores = model(batch[0])
@@ -308,6 +337,24 @@ def test_analog_noise_exactly(kind):
     assert found.accuracies[0].mean == 1
     assert abs(found.accuracies[1].mean - truth) < 4 * found.accuracies[1].stderr
     assert found.kind.startswith(kind)
+
+
+def test_additive_noise_is_relative_to_the_largest_weight_of_each_tensor():
+    model, seen = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 2)), []
+    with torch.no_grad():
+        model[0].weight[0, 0] = 3.0
+
+    def feed(model, batch):
+        seen.append([layer.weight.detach().clone() for layer in model])
+        return model(batch[0]), batch[1]
+
+    data = torch.ones(2, 40), torch.zeros(2).long()
+    analog_noise(model, data, scales=0.1, kind="additive", draws=2, feed=feed)
+    for own in seen[1:]:
+        for layer, moved in zip(model, own, strict=True):
+            clean = layer.weight.detach()
+            expected = 0.1 * float(clean.abs().max())
+            assert float((moved - clean).std()) == pytest.approx(expected, rel=0.25)
 
 
 def test_multiplicative_noise_spares_small_weights():

@@ -112,6 +112,17 @@ def test_selective_accuracy_by_hand():
     assert found.n == 4
 
 
+def test_confidence_of_selective_accuracy():
+    """Of the area, and of the accuracy at a coverage: Wilson's interval of 30 of 40."""
+    sure, right = np.linspace(0.55, 0.99, 80), [0] * 10 + [1] * 30 + [0] * 10 + [1] * 30
+    wide, narrow = (selective(sure, right, confidence=level) for level in (0.95, 0.5))
+    low, high = wide.at(0.5).interval
+    assert (wide.at(0.5).count, wide.at(0.5).of) == (30, 40)
+    assert (low, high) == pytest.approx((0.5981, 0.8581), abs=1e-4)
+    assert low < narrow.at(0.5).interval[0] < narrow.at(0.5).interval[1] < high
+    assert wide.interval[0] < narrow.interval[0] < narrow.interval[1] < wide.interval[1]
+
+
 def test_coverage_is_not_rounded_up():
     found = selective(np.linspace(0.55, 0.99, 10), [1] * 10)
     assert [found.at(k / 10).of for k in range(1, 11)] == list(range(1, 11))

@@ -495,7 +495,13 @@ def test_families_by_group_in_every_way_to_predict():
         {"params": model[1].parameters(), "b": 0.4, "noise": "laplace", "relative_to": "filter"},
     ]
     optimizer = NVRM(torch.optim.SGD(groups, lr=0.1), model=model, b=0.1)
-    slow, fast = (predict(model, x, draws=8, vectorize=v).probabilities for v in (False, True))
+    passes = []
+    hook = model.register_forward_hook(lambda *_: passes.append(1))
+    slow = predict(model, x, draws=8, vectorize=False).probabilities
+    assert len(passes) == 8
+    fast = predict(model, x, draws=8, vectorize=True).probabilities
+    assert len(passes) == 8 + 2 + 1  # the first two draws one by one, to compare
+    hook.remove()
     assert torch.allclose(slow, fast, atol=1e-6)
     with torch.no_grad():
         outputs = AveragedPredictor(model, optimizer=optimizer, draws=8)(x)
