@@ -79,12 +79,13 @@ def reported(lines: Lines, row: str) -> BySeed:
     return found
 
 
-def _weights(lines: Lines, row: str) -> dict[str, Lines]:
-    found = defaultdict(list)
+def _weights(lines: Lines, row: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Numbers of the clean weights of each arm by seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in lines:
         run = line["run"]
         if run["row"] == row and not run["choice"] and "weights" in line:
-            found[run["arm"]].append(line["weights"])
+            found[run["arm"]][run["seed"]] = line["weights"]
     return found
 
 
@@ -126,21 +127,38 @@ def _weights_table(lines: Lines, row: Any) -> list[str]:
         "bit flips, 0.1 %", "1 %", "analog noise, multiplicative 0.1", "additive 0.1",
     ]  # fmt: skip
     text = [f"| clean weights, accuracy in % | {' | '.join(heads)} |", "| --- |" + " ---: |" * 12]
+    columns = {arm: {seed: _stored(w) for seed, w in own.items()} for arm, own in found.items()}
     for arm, title in (
         ("plain", "plain"), ("sam", "SAM"), ("swa", "SWA"), ("dropout", "dropout"),
         ("ivon", "IVON"), ("nvrm", "NVRM"),
     ):  # fmt: skip
-        if own := found.get(arm):
-            columns = [
-                [w["attacked"] for w in own],
-                *([w["bits"]["tensor"][k] for w in own] for k in (4, 5, 6)),
-                *([w["bits"]["row"][k] for w in own] for k in (5, 6)),
-                *([w["kernels"][bits] for w in own] for bits in ("8", "4")),
-                *([w["bit_flips"][k] for w in own] for k in (0, 1)),
-                *([w["analog"][kind] for w in own] for kind in ("multiplicative", "additive")),
-            ]
-            text.append(f"| {title} | {' | '.join(spread(c, 1, factor=100) for c in columns)} |")
+        if own := columns.get(arm):
+            cells = [spread(values, 1, factor=100) for values in zip(*own.values(), strict=True)]
+            text.append(f"| {title} | {' | '.join(cells)} |")
+    ours, plain = columns.get("nvrm", {}), columns.get("plain", {})
+    both = sorted(ours.keys() & plain.keys())
+    if len(both) > 1:
+        cells = []
+        for values in zip(
+            *(zip(ours[seed], plain[seed], strict=True) for seed in both), strict=True
+        ):
+            gains = [own - other for own, other in values]
+            cell = difference(gains, 1, factor=100)
+            cells.append(f"**{cell}**" if _excludes_zero(gains) else cell)
+        text.append(f"| NVRM minus plain | {' | '.join(cells)} |")
     return [*text, ""]
+
+
+def _stored(w: dict[str, Any]) -> list[float]:
+    """The columns of the table of weights."""
+    return [
+        w["attacked"],
+        *(w["bits"]["tensor"][k] for k in (4, 5, 6)),
+        *(w["bits"]["row"][k] for k in (5, 6)),
+        *(w["kernels"][bits] for bits in ("8", "4")),
+        *w["bit_flips"],
+        *(w["analog"][kind] for kind in ("multiplicative", "additive")),
+    ]
 
 
 def _differences(found: BySeed) -> list[str]:
@@ -210,7 +228,7 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
         ):  # fmt: skip
             if own := weights.get(arm):
                 for by, line in (("row", "-"), ("tensor", "--")):
-                    mean = np.mean([w["bits"][by] for w in own], axis=0)
+                    mean = np.mean([w["bits"][by] for w in own.values()], axis=0)
                     name = {"nvrm": "NVRM", "sam": "SAM", "ivon": "IVON"}.get(arm, arm)
                     label = name if by == "row" else None
                     axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)

@@ -182,6 +182,26 @@ def test_tables_and_differences(tmp_path):
     assert (tmp_path / "uncertainty-mnist.png").stat().st_size > 10_000
 
 
+def test_differences_of_weights_are_paired_by_seed():
+    """Lines may come in any order."""
+    lines = synthetic([0.1, 0.2], [0.1, 0.2], [0.1, 0.2])
+    for line in lines:
+        seed, arm = line["run"]["seed"], line["run"]["arm"]
+        value = 0.5 + 0.2 * seed + (0.05 if arm == "nvrm" else 0)
+        line["weights"] = {
+            "attacked": value,
+            "bits": {"tensor": [value] * 7, "row": [value] * 7},
+            "kernels": {"8": value, "4": value},
+            "bit_flips": [value, 0.5],
+            "analog": {"multiplicative": value, "additive": value},
+        }
+    text = uncertainty_tables.tables(lines[::-1][:3] + lines[:3], {"mnist": ROW})
+    gain, none = "**+5.0 (+5.0 to +5.0)**", "+0.0 (+0.0 to +0.0)"
+    cells = [gain] * 9 + [none] + [gain] * 2
+    assert f"| NVRM minus plain | {' | '.join(cells)} |" in text
+    assert f"| NVRM | {' | '.join(['65.0 ± 14.1'] * 9)} | 50.0 ± 0.0 |" in text
+
+
 def test_committed_tables_are_those_of_the_lines():
     path = uncertainty.RESULTS / "uncertainty.jsonl"
     lines = list(Results(path).lines().values())
