@@ -1025,6 +1025,20 @@ def test_an_inner_optimizer_with_an_optimizer_inside():
     assert is_noisy(model, optimizer)
 
 
+def test_an_optimizer_around_ours_keeps_the_noise_on():
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base):
+            self.base = base
+            super().__init__(base.param_groups, {})
+
+        def step(self, closure=None):
+            return self.base.step(closure)
+
+    model, optimizer = known()
+    train(model, Around(optimizer), range(2))
+    assert is_noisy(model, optimizer)
+
+
 def test_after_a_write_that_was_refused_the_next_pass_has_the_noise():
     class Rebound(nn.Linear):
         def forward(self, x):
@@ -1122,6 +1136,23 @@ def test_a_step_without_gradients_keeps_the_noise_on():
 
 def test_a_parametrized_weight_is_clean_at_rest():
     model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    assert torch.equal(model[0].weight, copy.deepcopy(model)[0].weight)
+    assert is_noisy(model, optimizer)
+
+
+def test_a_weight_parametrized_by_others_is_clean_at_rest():
+    class LowRank(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = (nn.Parameter(torch.ones(n)) for n in ((3, 1), (1, 5)))
+
+        def forward(self, weight):
+            return weight + self.left @ self.right
+
+    model = nn.Sequential(nn.Linear(5, 3))
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", LowRank())
     optimizer = NVRMSGD(model, lr=0.1, b=0.1)
     train(model, optimizer, range(2))
     assert torch.equal(model[0].weight, copy.deepcopy(model)[0].weight)
@@ -1252,6 +1283,35 @@ def test_passes_in_another_thread():
     thread.start()
     thread.join()
     assert same(gradients(model), expected)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_another_model_is_trained_in_the_midst_of_a_pass(threads):
+    """In another thread, or inside of forward()."""
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 5), network()
+
+        def forward(self, x):
+            x = self.first(x)
+            if threads:
+                thread = threading.Thread(target=known)
+                thread.start()
+                thread.join()
+            else:
+                known()
+            return self.last(x)
+
+    model = Outer()
+    optimizer = NVRMSGD(model, lr=0.1, b=0.1)
+    train(model, optimizer, range(2))
+    expected = by_hand(model, optimizer, 2)
+    model.zero_grad()
+    backward(model, 2)
+    assert same(gradients(model), expected)
+    assert not forward._OPEN
 
 
 # Checkpoints.

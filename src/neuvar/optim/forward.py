@@ -17,8 +17,9 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -103,8 +104,8 @@ class WeightNoise(ABC):
     def use(self) -> None:
         """Mark the optimizer as used."""
         self.used, model = next(_CLOCK), self.model
-        while _OPEN:  # left by Ctrl-C at the very end of a pass
-            _OPEN.pop()()
+        if _OPEN:
+            _end_interrupted_passes()
         if model is None:
             return
         entry = _ENTRIES.get(model)
@@ -203,9 +204,10 @@ def _watch_other_optimizers() -> None:
 
 def _after_any_step(optimizer: Optimizer, *_: Any) -> None:
     """End the noise of owners whose weights another optimizer has updated."""
-    own = getattr(optimizer, "_weights", None)
+    # The noise of this optimizer, or of one that it wraps.
+    own = {id(getattr(x, "_weights", None)) for x in (optimizer, *vars(optimizer).values())}
     for owner in OWNERS:
-        if owner is not own and owner.used != NEVER:
+        if id(owner) not in own and owner.used != NEVER:
             for group in optimizer.param_groups:
                 if not owner.params.isdisjoint(group["params"]):
                     owner.used = NEVER  # NVRM.step() marks its own use afterwards
@@ -320,8 +322,8 @@ def no_transforms() -> AbstractContextManager[Any]:
 # Entries: how forward passes are intercepted.
 
 
-_OPEN: list[Callable[[], Any]] = []
-"""Functions that put the parameters back, one for each pass in progress."""
+_OPEN: dict[Callable[[], Any], FrameType] = {}
+"""Functions that put the parameters back, and the frame of each pass in progress."""
 _GETSTATE = "__getstate__"
 _ENTRIES: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
@@ -396,9 +398,12 @@ def _own_method(memo: dict[int, Any], module: nn.Module | None, name: str) -> An
 
 def install(model: nn.Module, owner: WeightNoise) -> None:
     """Intercept the forward passes of a model and of its submodules while the owner is alive."""
+    lists = [module for module in model.modules() if isinstance(module, ParametrizationList)]
+    # They are called by any access to the weight, also outside of forward passes.
+    parametrizations = {part for module in lists for part in module.modules()}
     for module in model.modules():
-        if isinstance(module, ParametrizationList):
-            continue  # it is called by any access to the weight, also outside of forward passes
+        if module in parametrizations:
+            continue
         entry = _ENTRIES.get(module)
         if entry is None:
             entry = _ENTRIES[module] = _Entry(module)
@@ -433,14 +438,14 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     back = itertools.compress(zip(swaps.dicts, swaps.names, swaps.params), ours)  # noqa: B905
     put_back: Callable[[], Any]
     put_back = functools.partial(deque, itertools.starmap(operator.setitem, back), 0)
-    _OPEN.append(put_back)
+    _OPEN[put_back] = sys._getframe()
     try:
         _begin(root, entries, swaps, endings)
         result = plain(*args, **kwargs)
         return result
     finally:
         put_back()
-        _OPEN.remove(put_back)
+        _OPEN.pop(put_back, None)
         _end(entries, swaps, endings, result)
 
 
@@ -518,14 +523,27 @@ def _end(entries: list[_Entry], swaps: Swaps, endings: list[Ending], result: Any
         raise errors[0]
 
 
+def _end_interrupted_passes() -> None:
+    """Put back parameters after Ctrl-C at the very end of a pass; other passes are in progress."""
+    running = set[FrameType]()
+    for frame in sys._current_frames().values():
+        running.update(_callers(frame))
+    for put_back, frame in list(_OPEN.items()):
+        if frame not in running:
+            put_back()
+            _OPEN.pop(put_back, None)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _in_reentrant_checkpoint() -> bool:
     """Whether this is the first pass of a reentrant checkpoint, which has gradients off.
 
     The backward pass repeats it with gradients on.
     """
-    code, frame = CheckpointFunction.forward.__code__, sys._getframe()
-    while frame.f_code is not code:
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return True
+    code = CheckpointFunction.forward.__code__
+    return any(frame.f_code is code for frame in _callers(sys._getframe()))
