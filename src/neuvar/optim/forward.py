@@ -525,10 +525,9 @@ def _end(entries: list[_Entry], swaps: Swaps, endings: list[Ending], result: Any
 
 def _end_interrupted_passes() -> None:
     """Put back parameters after Ctrl-C at the very end of a pass; other passes are in progress."""
-    running = set[FrameType]()
-    for frame in sys._current_frames().values():
-        running.update(_callers(frame))
-    for put_back, frame in list(_OPEN.items()):
+    passes = list(_OPEN.items())  # before the frames: other threads may begin a pass meanwhile
+    running = {frame for top in sys._current_frames().values() for frame in _callers(top)}
+    for put_back, frame in passes:
         if frame not in running:
             put_back()
             _OPEN.pop(put_back, None)
