@@ -918,6 +918,17 @@ def optimizer_of_second_task(model, second, theta):
     torch.testing.assert_close(clean(model, second), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_an_added_group_leaves_its_former_optimizer():
+    model = network()
+    former = NVRMSGD(model[2].parameters(), lr=0.1, b=0.1)
+    train(model, former, range(2))
+    theta = clean(model, former)
+    optimizer = NVRMSGD(model[0].parameters(), lr=0.1, b=0.1, model=model)
+    assert not same(weights(model), theta)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    assert same(weights(model), theta)
+
+
 def test_the_noise_is_that_of_the_optimizer_in_use():
     model = network()
     first, second = (NVRMSGD(model, lr=0.1, b=0.1, seed=seed) for seed in (1, 2))
@@ -1311,7 +1322,17 @@ def test_another_model_is_trained_in_the_midst_of_a_pass(threads):
     model.zero_grad()
     backward(model, 2)
     assert same(gradients(model), expected)
-    assert not forward._OPEN
+    assert not forward._OPEN.frames
+
+
+def test_an_optimizer_may_be_made_while_another_thread_steps():
+    """A step looks at all optimizers."""
+    kept = known()
+    found = iter(forward.OWNERS)
+    next(found)
+    kept += known()
+    list(found)
+    assert kept[3]._weights in list(forward.OWNERS)
 
 
 # Checkpoints.

@@ -14,13 +14,14 @@ import functools
 import itertools
 import operator
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch._compile
@@ -40,6 +41,7 @@ Ending = Callable[[Any], None]
 """Ends a forward pass, given its result (None if it failed)."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 NEVER = -1
 _CLOCK = itertools.count()
 
@@ -50,8 +52,27 @@ def not_compiled(*, recursive: bool = True) -> Callable[[F], F]:
     return disable(recursive=recursive)  # type: ignore[no-any-return]
 
 
-OWNERS: weakref.WeakSet[WeightNoise] = weakref.WeakSet()
-"""The noise of every optimizer that is alive."""
+class Alive(Generic[T]):
+    """Weak references to objects. Unlike a WeakSet, other threads may add some while it is read."""
+
+    def __init__(self) -> None:
+        self._refs: dict[weakref.ref[T], None] = {}
+
+    def add(self, item: T) -> None:
+        self._refs[weakref.ref(item, self._remove)] = None
+
+    def _remove(self, ref: weakref.ref[T]) -> None:
+        self._refs.pop(ref, None)
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for ref in list(self._refs) if (item := ref()) is not None)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+OWNERS: Alive[WeightNoise] = Alive()
+"""The noise of every optimizer."""
 REST = "rest"
 """Reason to keep weights clean between training passes, where noise is added in place."""
 
@@ -104,7 +125,7 @@ class WeightNoise(ABC):
     def use(self) -> None:
         """Mark the optimizer as used."""
         self.used, model = next(_CLOCK), self.model
-        if _OPEN:
+        if _OPEN.frames:
             _end_interrupted_passes()
         if model is None:
             return
@@ -322,8 +343,14 @@ def no_transforms() -> AbstractContextManager[Any]:
 # Entries: how forward passes are intercepted.
 
 
-_OPEN: dict[Callable[[], Any], FrameType] = {}
-"""Functions that put the parameters back, and the frame of each pass in progress."""
+class _Passes(threading.local):
+    """Functions that put the parameters back, and the frame of each pass in progress."""
+
+    def __init__(self) -> None:
+        self.frames: dict[Callable[[], Any], FrameType] = {}
+
+
+_OPEN = _Passes()
 _GETSTATE = "__getstate__"
 _ENTRIES: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
@@ -438,14 +465,14 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     back = itertools.compress(zip(swaps.dicts, swaps.names, swaps.params), ours)  # noqa: B905
     put_back: Callable[[], Any]
     put_back = functools.partial(deque, itertools.starmap(operator.setitem, back), 0)
-    _OPEN[put_back] = sys._getframe()
+    _OPEN.frames[put_back] = sys._getframe()
     try:
         _begin(root, entries, swaps, endings)
         result = plain(*args, **kwargs)
         return result
     finally:
         put_back()
-        _OPEN.pop(put_back, None)
+        _OPEN.frames.pop(put_back, None)
         _end(entries, swaps, endings, result)
 
 
@@ -525,12 +552,11 @@ def _end(entries: list[_Entry], swaps: Swaps, endings: list[Ending], result: Any
 
 def _end_interrupted_passes() -> None:
     """Put back parameters after Ctrl-C at the very end of a pass; other passes are in progress."""
-    passes = list(_OPEN.items())  # before the frames: other threads may begin a pass meanwhile
-    running = {frame for top in sys._current_frames().values() for frame in _callers(top)}
-    for put_back, frame in passes:
+    running = set(_callers(sys._getframe()))
+    for put_back, frame in list(_OPEN.frames.items()):
         if frame not in running:
             put_back()
-            _OPEN.pop(put_back, None)
+            del _OPEN.frames[put_back]
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:

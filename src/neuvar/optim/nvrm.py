@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ from neuvar import noise as noise_
 from neuvar._validate import one_of
 from neuvar.noise import Draw, Term
 from neuvar.optim.auto_b import AutoB, Reports, inner_product, share
-from neuvar.optim.forward import OWNERS, Noise, not_compiled
+from neuvar.optim.forward import OWNERS, Alive, Noise, not_compiled
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
 from neuvar.optim.wrapper import PREFIX, Wrapper, is_real_step
@@ -485,7 +484,7 @@ def optimizers_of(model: nn.Module) -> list[NVRM]:
     return sorted(optimizers, key=lambda optimizer: optimizer._weights.used)
 
 
-_OPTIMIZERS: weakref.WeakSet[NVRM] = weakref.WeakSet()
+_OPTIMIZERS: Alive[NVRM] = Alive()
 
 
 def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:
