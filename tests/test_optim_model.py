@@ -1020,6 +1020,30 @@ def test_an_interruption_while_noise_is_made_leaves_parameters_in_place(monkeypa
     assert is_noisy(model, optimizer)
 
 
+def test_an_interruption_before_an_evaluation_in_the_midst_of_a_step(monkeypatch):
+    model, optimizer = known("replay")
+    backward(model, 3)
+    noisy, real, calls = weights(model), optimizer._weights.peek, []
+
+    def interrupted(p):
+        calls.append(p)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(p)
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(optimizer._weights, "peek", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(batch(0)[0])
+    assert same(weights(model), noisy)
+    with optimizer.denoised():
+        expected = model(batch(0)[0])
+    backward(model, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch(0)[0]), expected)
+    optimizer.step()
+
+
 def test_an_inner_optimizer_with_an_optimizer_inside():
     class Twice(torch.optim.Optimizer):
         def __init__(self, params):

@@ -467,14 +467,18 @@ class NoisyParameters(WeightNoise):
 
     def _suspend(self) -> None:
         """Show clean weights during a pass; a pending backward pass is not affected."""
-        with torch.no_grad():
-            for p in self.eps:
-                clean = self.peek(p)
-                if is_sharded(p):
-                    self._set_aside[p] = local(p).clone()
-                    local(p).copy_(local(clean))
-                else:
-                    self._set_aside[p], p.data = p.data, clean
+        try:
+            with torch.no_grad():
+                for p in self.eps:
+                    clean = self.peek(p)
+                    if is_sharded(p):
+                        self._set_aside[p] = local(p).clone()
+                        local(p).copy_(local(clean))
+                    else:
+                        self._set_aside[p], p.data = p.data, clean
+        except BaseException:
+            self._resume(None)
+            raise
         reshard(self.eps)
 
     def _resume(self, result: Any) -> None:
