@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from neuvar import NVRM, NVRMSGD, NVRMAdam
 from neuvar.baselines import PSGD, SGLD
@@ -442,6 +443,20 @@ class TestControl:
         optimizer.report_loss(loss)
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
         (loss + slope.square().sum()).backward()
+        optimizer.step()
+        assert AutoB(*optimizer.param_groups[0]["auto"]).first == pytest.approx(loss.item())
+
+    def test_a_layer_that_is_checkpointed_twice_is_no_second_loss(self):
+        """Its weight has two gradients, one from each segment."""
+        first, shared, last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        model = nn.ModuleList([first, shared, last])
+        optimizer = NVRMSGD(model, lr=0.1, b="auto")
+        hidden = first(torch.ones(6, 4))
+        for _ in range(2):
+            hidden = checkpoint(shared, hidden, use_reentrant=True)
+        loss = cross_entropy(last(hidden), torch.arange(6) % 3)
+        optimizer.report_loss(loss)
+        loss.backward()
         optimizer.step()
         assert AutoB(*optimizer.param_groups[0]["auto"]).first == pytest.approx(loss.item())
 
