@@ -55,6 +55,9 @@ WEIGHT_IMAGES = 4000
 """Test images for the accuracy at rounded, flipped or noisy weights."""
 SWA_SHARE = 0.25
 """Share of the epochs at the end over which SWA averages."""
+NEW = {"saturate", "jpeg", "snow", "spatter", "dotted_line", "zigzag", "edges"}
+CORRUPTIONS = [kind for kind in measures.CORRUPTIONS if kind not in NEW]
+"""The kinds of the recorded runs, which were made before there were the new ones."""
 
 Predictor = Callable[[Tensor], Tensor]
 """Probabilities of normalized images."""
@@ -351,6 +354,7 @@ def measure_prediction(predict: Predictor, cheap: Predictor, data: Images) -> di
     corrupted = measures.corruption_accuracy(
         Scores(cheap),
         (data.pixels[: row.corrupted], y[: row.corrupted]),
+        kinds=CORRUPTIONS,
         severities=[3],
         transform=data.normalize,
     )

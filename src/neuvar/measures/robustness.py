@@ -68,7 +68,8 @@ def corruption_accuracy(
         model: A classifier; with :class:`neuvar.AveragedPredictor` predictions are averaged.
         data: A pair of tensors (images, labels), or an iterable of such pairs. Images are bytes or
             numbers from 0 to 1.
-        kinds: One or more names in ``CORRUPTIONS``; all by default.
+        kinds: One or more names in ``CORRUPTIONS``; all by default, but ``"saturate"`` only for
+            images with colours.
         severities: One or more numbers from 1 to 5.
         transform: Turns corrupted images into inputs of the model, for example normalizes or
             flattens them.
@@ -89,11 +90,14 @@ def corruption_accuracy(
     given = several("severities", severities)
     levels = tuple(_validate.integer("severities", s, low=1, high=5) for s in given)
     seed = _validate.seed(seed)
-    cases = list(itertools.product(names, levels))
     hits: list[Tensor] = []
     with _evaluation(model, data, batch_size, transform) as (run, batches):
         for index, (images, labels) in enumerate(batches):
             x = as_images(images)
+            if index == 0:
+                if kinds is None and (x.ndim == 3 or x.shape[1] == 1):
+                    names.remove("saturate")
+                cases = list(itertools.product(names, levels))
             key = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
             versions = (corrupt_images(x, *case, seed=key) for case in cases)
             correct = [_is_correct(run, v, labels) for v in itertools.chain([x], versions)]
