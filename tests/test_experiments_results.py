@@ -351,3 +351,13 @@ class TestFindings:
         line = curve(group(results), "test_accuracy", "SGD", "plain")
         assert line.x == (1.0, 2.0)
         assert len(line.trials) == 2
+
+
+def test_unknown_fields_and_metrics_are_named():
+    results = [result(Training(data="mnist-excerpt"), 0.5)]
+    with pytest.raises(ValueError, match=r"field must be one of .*optimizer.* got 'bb'"):
+        matching(results, bb=0.1)
+    with pytest.raises(
+        ValueError, match=r"metric must be one of .*test_accuracy.* got 'accuracyy'"
+    ):
+        curve(results, "accuracyy", "SGD")

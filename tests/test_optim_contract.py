@@ -774,7 +774,7 @@ BAD = {
     "b must be a finite number >= 0, got -1": {"b": -1},
     "b must be a finite number >= 0, got nan": {"b": math.nan},
     "b must be a finite number >= 0, got inf": {"b": math.inf},
-    "b must be a finite number >= 0, got '1'": {"b": "1"},
+    "b must be \"auto\" or a finite number >= 0, got '1'": {"b": "1"},
     'give either b or std, or b="auto"; got b=None and std=None': {"b": None},
     'give either b or std, or b="auto"; got b=1 and std=2': {"b": 1, "std": 2},
     "std must be a finite number >= 0, got -1": {"b": None, "std": -1},

@@ -1261,7 +1261,7 @@ def test_a_step_without_a_forward_pass_of_the_model_is_noticed(mode):
     model, optimizer = known(mode)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    with pytest.warns(UserWarning, match="no training forward pass of the model"):
+    with pytest.warns(UserWarning, match=r"no forward pass in training mode; call model.train\(\)"):
         optimizer.step()
 
 

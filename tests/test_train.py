@@ -512,3 +512,17 @@ class TestByName:
         assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
         with pytest.raises(ValueError, match="every must be"):
             Checkpoint(tmp_path / "c.pt", every=math.nan)
+
+
+def test_an_optimizer_of_another_model():
+    with pytest.raises(ValueError, match="optimizer has no parameter of model"):
+        fit(network(), Chunks(), optimizer("nvrm-sgd", network()), epochs=1)
+
+
+@pytest.mark.parametrize("name", ["measure", "measure_perturbed"])
+def test_a_measure_that_returns_a_number(name):
+    model = network()
+    with pytest.raises(
+        ValueError, match=f"{name} must return a dict of names and numbers, got 0.5"
+    ):
+        fit(model, Chunks(), optimizer("nvrm-sgd", model), epochs=1, **{name: lambda _: 0.5})

@@ -164,3 +164,15 @@ def test_a_module_that_overrides_train_is_told_when_its_mode_comes_back():
     evaluate(model, [(SCORES, LABELS)])
     assert model[0].training
     assert not model[0].merged
+
+
+@pytest.mark.parametrize(
+    ("batches", "sentence"),
+    [
+        ((SCORES, LABELS), "put the tensors into a DataLoader with TensorDataset"),
+        (SCORES, "another iterable of batches, got Tensor"),
+    ],
+)
+def test_tensors_in_place_of_batches(batches, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        evaluate(Given(), batches)

@@ -382,7 +382,9 @@ class TestAnotherTraining:
         self.refused(path, "without a penalty", penalty=EWC(1.0))
         self.refused(path, "another precision", precision="fp16")
         other = network()
-        with pytest.raises(ValueError, match="the checkpoint has 2 epochs, more than 1"):
+        with pytest.raises(
+            ValueError, match=r"the checkpoint has 2 epochs, more than 1\. Remove the file"
+        ):
             fit(other, Chunks(), optimizer("nvrm-sgd", other), epochs=1, checkpoint=path)
         other = network()
         opt = optimizer("nvrm-sgd", other)

@@ -148,7 +148,8 @@ class Result:
 
     def curve(self, name: str) -> tuple[float, ...]:
         """A metric after each epoch, or after each task."""
-        return tuple(math.nan if x is None else float(x) for x in self.line["curves"][name])
+        points = self.line["curves"][one_of("metric", name, self.line["curves"])]
+        return tuple(math.nan if x is None else float(x) for x in points)
 
     def last(self, name: str) -> float:
         """A metric at the end."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
+from neuvar._validate import one_of
 from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table, gain
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
@@ -19,6 +21,9 @@ ON_AXIS = " (b on the x-axis)"
 
 def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
     """The results whose runs have these values, including runs that diverged."""
+    for r in results[:1]:
+        for name in wanted:
+            one_of("field", name, [f.name for f in fields(r.run)])
     return [r for r in results if all(getattr(r.run, k) == v for k, v in wanted.items())]
 
 

@@ -175,9 +175,9 @@ class NVRM(Wrapper):
                 )
             if weights.model is not None and weights.eps and not weights.passes:
                 warnings.warn(
-                    "there are gradients, but no training forward pass of the model that the "
-                    "optimizer was made with, so they were computed without noise; train that "
-                    "model, or make the optimizer with the one that is trained",
+                    "the gradients were computed without noise: the model of this optimizer had "
+                    "no forward pass in training mode; call model.train(), and make the optimizer "
+                    "with the model that is trained",
                     stacklevel=5,
                 )
             if any("auto" in group for group in groups):

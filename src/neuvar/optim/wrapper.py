@@ -61,6 +61,8 @@ class Wrapper(Optimizer):
             raise ValueError(f"give either b or std{also}; got b={b!r} and std={std!r}")
         if std is not None:
             b = noise_.b_from_std(noise, std)
+        elif isinstance(b, str) and b != AUTO and self.controls_b:
+            raise ValueError(f'b must be "auto" or a finite number >= 0, got {b!r}')
         elif b != AUTO:
             b = noise_.scale("b", b)
         noise_.family(noise)

@@ -128,7 +128,10 @@ def check_state(saved: dict[str, Any], own: dict[str, Any], *, epochs: int, stri
             present = own["kind"][name]
             raise ValueError(f"the checkpoint has another {name}: {known}, not {present}")
     if saved["epoch"] > epochs:
-        raise ValueError(f"the checkpoint has {saved['epoch']} epochs, more than {epochs}")
+        raise ValueError(
+            f"the checkpoint has {saved['epoch']} epochs, more than {epochs}. "
+            "Remove the file or use another path"
+        )
     if strict:
         _check_same(saved["fingerprint"], own["fingerprint"])
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from neuvar._batches import check_iterable, describe
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import one_of
 from neuvar.measures.loss_and_accuracy import (
@@ -71,6 +72,7 @@ def evaluate(
     >>> result.examples, 0 < result.accuracy < 1
     (1000, True)
     """
+    check_batches(batches)
     device = device_of(model)
     mixed_precision = autocast(device, precision)
     losses, weights, predictions, correct = [], [], [], []
@@ -95,6 +97,17 @@ def evaluate(
         raise ValueError("the loss ignores all labels in batches")
     mean = weighted_mean(losses, torch.stack(weights).cpu()).item()
     return Evaluation(mean, hits.double().mean().item(), predicted, len(predicted))
+
+
+def check_batches(batches: Any, *, many_times: bool = False) -> None:
+    """Refuse a pair of tensors in place of batches, and what is not an iterable."""
+    if isinstance(batches, (tuple, list)) and batches and all(map(torch.is_tensor, batches)):
+        raise ValueError(
+            "batches must hold one tuple (inputs, labels) per batch, got "
+            f"{describe(batches)}; put the tensors into a DataLoader with TensorDataset"
+        )
+    accepted = "a neuvar.data.Batches, a DataLoader or another iterable of batches"
+    check_iterable("batches", batches, accepted, many_times=many_times)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from neuvar._batches import Generators, check_iterable, describe, length
+from neuvar._batches import Generators, describe, length
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.baselines import SAM
@@ -42,7 +42,7 @@ from neuvar.train.checkpoint import (
     options_fingerprint,
     weights_fingerprint,
 )
-from neuvar.train.evaluation import autocast, clean_weights, device_of
+from neuvar.train.evaluation import autocast, check_batches, clean_weights, device_of
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Observe = Callable[[tuple[Tensor, ...], Tensor], None]
@@ -172,6 +172,12 @@ def fit(
             _TRAINED[bare(model)] = start, weights_fingerprint(model)
 
 
+def _metrics(name: str, result: Any) -> Mapping[str, float]:
+    if not isinstance(result, Mapping):
+        raise ValueError(f"{name} must return a dict of names and numbers, got {result!r}")
+    return result
+
+
 class _DivergedError(Exception):
     """The loss is not finite."""
 
@@ -207,11 +213,17 @@ class Loop:
         self.clip = scale("clip", self.clip)
         self.accumulate = integer("accumulate", self.accumulate, low=1)
         self.device = device_of(self.model)
+        own = set(map(id, self.model.parameters()))
+        if not any(id(p) in own for group in self.optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                "optimizer has no parameter of model, so training would change nothing; make the "
+                "optimizer with this model"
+            )
         self.autocast = autocast(self.device, self.precision)
         # Only numbered batches let a training resume inside an epoch.
         self.numbered = callable(getattr(self.batches, "epoch", None))
         if not self.numbered:
-            self._check_iterable()
+            check_batches(self.batches, many_times=True)
         self.generators = Generators(self.device, None if self.numbered else self.batches)
         self.count = length(self.batches)
         if self.count == 0:
@@ -238,16 +250,6 @@ class Loop:
             "scaler": self.scaler,
             "random": self.generators,
         }
-
-    def _check_iterable(self) -> None:
-        data = self.batches
-        if isinstance(data, (tuple, list)) and data and all(map(torch.is_tensor, data)):
-            raise ValueError(
-                "batches must hold one tuple (inputs, labels) per batch, got "
-                f"{describe(data)}; put the tensors into a DataLoader with TensorDataset"
-            )
-        accepted = "a neuvar.data.Batches, a DataLoader or another iterable of batches"
-        check_iterable("batches", data, accepted)
 
     def run(self) -> Fit:
         """Train until the last epoch, or until the loss diverges."""
@@ -390,11 +392,11 @@ class Loop:
         with eval_mode(self.model):
             if self.measure is not None:
                 with clean_weights(optimizer):
-                    metrics |= self.measure(self.model)
+                    metrics |= _metrics("measure", self.measure(self.model))
             noisy = isinstance(optimizer, Wrapper) and optimizer.has_noise
             if self.measure_perturbed is not None and noisy:
                 with optimizer.perturbed():  # type: ignore[attr-defined]
-                    metrics |= self.measure_perturbed(self.model)
+                    metrics |= _metrics("measure_perturbed", self.measure_perturbed(self.model))
         for name, value in metrics.items():
             self.curves.setdefault(name, []).append(float(value))
             if self.writer is not None:
