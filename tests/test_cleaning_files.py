@@ -371,7 +371,10 @@ class TestTables:
                 "line 13, column 'a' must be a finite number for float32, got '4.x'; correct it",
             ),
             ("a,label\n1,x\n2\n", "line 3, column 'label' is empty"),
-            ("a;label\n1;x\n", "data.csv has no column 'label'; its columns are 'a;label'"),
+            (
+                "a;label\n1;x\n",
+                "data.csv has no column 'label'; its columns are 'a;label'; separate",
+            ),
             ("a,a,label\n1,2,x\n", "must name each column once, but 'a' occurs twice"),
             ("", "must begin with a line of column names, it is empty"),
             ("a,label\n", "data.csv has no rows"),

@@ -425,6 +425,11 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=word):
             find_label_issues(model, (x, y), **({"b": 0.01, "epochs": 1} | options))
 
+    def test_data_before_the_model(self):
+        x, y, _ = blobs(n=60)
+        with pytest.raises(ValueError, match=r"find_label_issues\(model, data\)"):
+            find_label_issues((x, y), nn.Linear(x.shape[1], 3))
+
     def test_a_network_that_learned_nothing(self):
         rng = np.random.default_rng(0)
         x = rng.normal(size=(400, 5)).astype(np.float32)

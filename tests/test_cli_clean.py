@@ -342,9 +342,12 @@ def test_standardize():
         ("--decisions d.csv --duplicates", "--duplicates must not be given with --decisions"),
         ("--probabilities p.npy --checkpoint c.pt", "--checkpoint must not be given with --prob"),
         ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
-        ("--decisions d.csv", "out/clean has no readable result of neuvar clean"),
+        (
+            "--decisions d.csv",
+            "out/clean has no readable result of neuvar clean; give its folder with --out",
+        ),
         ("--out digits.npz", "--out must be a folder, digits.npz is a file"),
-        ("--epoch 3", "unrecognized arguments: --epoch 3"),
+        ("--epoch 3", "unrecognized arguments: --epoch 3; see neuvar clean --help"),
     ],
 )
 def test_bad_options_get_one_sentence(capsys, digits, finder, words, sentence):
@@ -498,6 +501,11 @@ def test_interrupted_while_training(capsys, digits, finder):
     finder.during = interrupt
     code, _, err = neuvar(capsys, "clean", "digits.npz")
     assert (code, err) == (130, "neuvar: interrupted\n")
+    _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
+    assert "c.pt is written every minute: nothing saved yet" in out
+    Path("c.pt").touch()
+    _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
+    assert "c.pt is written every minute: the same command continues from it" in out
     assert not Path("out").exists()
 
 

@@ -153,10 +153,12 @@ def _problem(column: _Column, path: Path) -> str:
     if not bad.any():
         return ""
     row = int(bad.argmax())
+    value = series.iloc[row]
+    value = value.item() if isinstance(value, np.generic) else value  # no "np.float64(inf)"
     more = f", and {bad.sum() - 1} more" if bad.sum() > 1 else ""
     return (
         f"{row_place(path, row)}, column {column.name!r} must be a finite number for float32, got "
-        f"{series.iloc[row]!r}{more}; correct it, or leave the column out with --drop"
+        f"{value!r}{more}; correct it, or leave the column out with --drop"
     )
 
 

@@ -131,6 +131,8 @@ def find_label_issues(
         "progress": progress,
         "checkpoint": checkpoint,
     }
+    if isinstance(data, nn.Module):
+        raise ValueError("data must follow the model: find_label_issues(model, data)")
     if is_estimator(model):
         unused = training | {"trained": trained, "precision": precision, "seed": 0}
         _refuse_unused(unused, "an estimator")

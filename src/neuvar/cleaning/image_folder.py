@@ -44,15 +44,15 @@ def read_folder(
     by_class = files_in(folder)
     names = tuple(name for name in by_class if name)
     files = [file for name in names for file in by_class[name] if is_image(file)]
-    if len(names) > 1 and SPLITS.issuperset(map(str.lower, names)):
+    if names and SPLITS.issuperset(map(str.lower, names)):
         raise ValueError(
-            f"{folder} must have a folder for each class, but {', '.join(names)} are splits of a "
-            "dataset: choose one of them"
+            f"{folder} must have a folder for each class, but has the splits {', '.join(names)} of "
+            f"a dataset: give one of them, such as {folder / names[0]}"
         )
     if not files:
         raise ValueError(
             f"{folder} must have a folder of images for each class, it has "
-            f"{len(names)} folders and no image in them"
+            + (f"{len(names)} folders and no image in them" if names else "no folders")
         )
     images = read_images(folder, files, size, skipped)
     unreadable = set(skipped or ())
@@ -136,7 +136,7 @@ def read_images(
             reason = " ".join(text.split())
         raise ValueError(
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
-            f"{reason}"
+            f"{reason}; correct or remove them, or use neuvar clean --skip-unreadable"
         )
     images = squares(pictures, size)
     lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))

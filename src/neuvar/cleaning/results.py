@@ -258,7 +258,9 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         summary = None
     if not isinstance(summary, dict) or summary.get("made_by") != MADE_BY:
-        raise ValueError(f"{folder} has no readable result of neuvar clean")
+        raise ValueError(
+            f"{folder} has no readable result of neuvar clean; give its folder with --out"
+        )
     return summary
 
 

@@ -50,7 +50,8 @@ def check_column(name: str, names: Sequence[str], path: Path) -> None:
     if name not in names:
         listed = ", ".join(map(repr, names[:12]))
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        raise ValueError(f"{path} has no column {name!r}; its columns are {listed}{more}")
+        hint = "; separate the columns by commas" if len(names) == 1 and ";" in names[0] else ""
+        raise ValueError(f"{path} has no column {name!r}; its columns are {listed}{more}{hint}")
 
 
 def read_frame(path: Path, columns: Sequence[str], label: str | None) -> tuple[Any, list[Any]]:

@@ -85,4 +85,8 @@ examples:
         command = add_command(commands, name, summary)
         if name in words:
             import_module(f"neuvar.cli.{module}").add_options(command)
-    return parser.parse_args(words, argparse.Namespace(words=words))
+    options, unknown = parser.parse_known_args(words, argparse.Namespace(words=words))
+    if unknown:
+        command = next((commands.choices[word] for word in words if word in COMMANDS), parser)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options

@@ -215,10 +215,16 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
     settings = _embeddings_setting(examples, options)
     network = network_for(examples, seed=options.seed)
     weights = sum(p.numel() for p in network.parameters())
-    with training_progress() as progress:
-        issues = find_label_issues(
-            network, examples, checkpoint=options.checkpoint, progress=progress, **training
-        )
+    try:
+        with training_progress() as progress:
+            issues = find_label_issues(
+                network, examples, checkpoint=options.checkpoint, progress=progress, **training
+            )
+    except KeyboardInterrupt:
+        if (file := options.checkpoint) is not None:
+            saved = "the same command continues from it" if file.exists() else "nothing saved yet"
+            print(f"{file} is written every minute: {saved}", flush=True)
+        raise
     settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **training}
     if issues.b is not None and issues.b != options.b:
         settings["b_at_the_end"] = float(f"{issues.b:.4g}")
