@@ -54,6 +54,10 @@ class TestThePlace:
         steep, _ = range_test._choose(curve(lambda b: 100 * b, scales), 2.0)
         assert 0.0099 < steep < 0.02
 
+    def test_the_result_is_printed_without_the_points_of_the_curve(self):
+        result = range_test.FoundB(0.05, curve(lambda b: b, [0.1]), 2.0, 30, "because")
+        assert repr(result) == "FoundB(b=0.05, first=2.0, steps=30, because='because')"
+
     def test_nothing_learned(self):
         with pytest.raises(ValueError, match=r"nothing was learned: the loss was 2 before"):
             range_test._choose(curve(lambda _: 2.5, [0.1, 0.2]), 2.0)

@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class FoundB:
     """
 
     b: float
-    curve: Curve
+    curve: Curve = field(repr=False)
     first: float
     steps: int
     because: str
