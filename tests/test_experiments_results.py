@@ -245,7 +245,8 @@ class TestFindings:
         def outcome(*cases):
             return judge("", [Case(str(k), found) for k, found in enumerate(cases)]).outcome
 
-        assert outcome(up) == outcome(up, up) == outcome(up, ()) == "true"
+        assert outcome(up) == outcome(up, up) == "true"
+        assert outcome(up, ()) == "undecided"
         assert outcome(down) == outcome(up, down) == outcome(open_, down) == "false"
         assert outcome(open_) == outcome(up, open_) == outcome((0.1,)) == "undecided"
         assert outcome() == outcome(()) == outcome((0.0, 0.0)) == "undecided"

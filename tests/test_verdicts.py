@@ -7,9 +7,9 @@ import pytest
 
 from neuvar import report
 from neuvar.cli import main
-from neuvar.experiments import EXPERIMENTS, Case, compare, judge, matching
+from neuvar.experiments import EXPERIMENTS, Case, compare, judge, last, make_table, matching
 from neuvar.experiments.run_spec import Training, as_dict
-from neuvar.report import figures
+from neuvar.report import documents, figures
 from neuvar.report.documents import VERDICTS
 from tests.test_experiments_results import nvrm_ahead, result
 
@@ -85,6 +85,25 @@ class TestDivergence:
         some = [r for r in runs if (r.noise, r.b, r.seed) != ("uniform", 0.02, 0)]
         cases = EXPERIMENTS["noise-types"].check([result(r, nvrm_ahead(r)) for r in some]).cases
         assert [len(c.differences) for c in cases if "range" in c.name] == [FIVE - 1] * 2
+
+    @pytest.mark.parametrize("noise", ["uniform", "laplace"])
+    def test_a_family_that_learned_nothing_is_not_insensitive(self, noise):
+        """At chance for every b: its range is the smallest, but it shows nothing."""
+        dead = lambda run: 0.1 if run.noise == noise and run.b else nvrm_ahead(run)  # noqa: E731
+        verdict, _ = checked("noise-types", score=dead)
+        ranges = [c for c in verdict.cases if noise in c.name.lower() and "range" in c.name]
+        assert ranges
+        assert all((c.word, c.differences, c.lost) == ("diverged", (), FIVE) for c in ranges)
+        assert verdict.outcome == "undecided"
+
+    def test_memorizing_nothing_because_nothing_was_learned(self):
+        """The network guesses, so it memorizes a tenth of the wrong labels."""
+        runs = EXPERIMENTS["gradient-noise"].runs("cpu", FIVE)
+        results = [result(run, nvrm_ahead(run)) for run in runs]
+        assert EXPERIMENTS["gradient-noise"].check(results).outcome == "true"
+        for dead in (r for r in results if r.run.lr == 1.0 and r.run.b):
+            dead.line["last"] |= {"test_accuracy": 0.1, "memorized": 0.1}
+        assert EXPERIMENTS["gradient-noise"].check(results).outcome == "false"
 
     def sharpness(self, when):
         runs = EXPERIMENTS["robustness"].runs("cpu", FIVE)
@@ -189,6 +208,80 @@ class TestChoice:
         assert case.name == "A, b = 2"
 
 
+    def test_some_b_have_no_trials_for_choosing(self):
+        """The first b would be chosen without a rival."""
+        results = trials((0.5, 0.5), (0.7, 0.1), (0.9, 0.9))
+        for tried in ((1,), (2,), (1, 2)):
+            lines = [
+                r
+                for r in trials((0.5, 0.5), (0.7, 0.1), (0.9, 0.9), seeds=(1000, 1001))
+                if r.run.b in tried
+            ]
+            noisy = [r for r in (*results, *lines) if r.run.b]
+            case = compare("A", noisy, matching(results, b=0), "test_accuracy")
+            assert case.word == ("better" if len(tried) == 2 else "no b was chosen")
+
+    def lost(self, results, *pairs):
+        return [
+            dataclasses.replace(r, line=r.line | {"status": "diverged", "last": {}})
+            if (r.run.b, r.run.seed) in pairs
+            else r
+            for r in results
+        ]
+
+    def test_each_b_diverged_in_another_trial(self):
+        """Seed 0 is easier, and only the first b has finished it."""
+        results = trials((0.5, 0.5), (0.6, 0.6), (0.7, 0.7))
+        for r in results:
+            r.line["last"]["held_out_accuracy"] += 0.9 if r.run.seed == 0 else 0.0
+        case = compare("A", self.lost(results[FIVE:], (2, 0), (1, 1)), results[:FIVE], "loss")
+        assert case.name == "A, b = 2"
+        few = [r for r in results if r.run.seed < 2]
+        noisy = self.lost([r for r in few if r.run.b], (2, 0), (1, 1))
+        case = compare("A", noisy, matching(few, b=0), "test_accuracy")
+        assert case.word == "no b was chosen"
+
+    def test_two_settings_in_one(self):
+        """Which of them counted would depend on the order of the lines."""
+        results = trials((0.5, 0.5), (0.7, 0.7))
+        other = result(Training(data="x", b=1, seed=3, held_out=1, lr=0.3), 0.9)
+        for mixed in ([other, *results], [*results, other]):
+            with pytest.raises(ValueError, match="seed 3 and b = 1, but differ in lr; compare one"):
+                compare("A", [r for r in mixed if r.run.b], results[:FIVE], "test_accuracy")
+
+
+class TestNothingToCompare:
+    """A case without a pair of trials stays undecided; the others do not decide alone."""
+
+    def test_the_chosen_b_was_not_judged(self):
+        results = trials((0.5, 0.5), (0.7, 0.1))
+        results += trials((0.5, 0.5), (0.1, 0.1), (0.9, 0.9), seeds=(1000, 1001))
+        noisy, plain = [r for r in results if r.run.b], matching(results, b=0)
+        case = compare("B", noisy, plain, "test_accuracy")
+        assert (case.name, case.word, case.outcome()) == ("B, b = 2", "nothing to compare",
+                                                          "undecided")  # fmt: skip
+        verdict = judge("Gain", [Case("A", (0.1, 0.11, 0.1, 0.11, 0.1)), case])
+        assert verdict.outcome == "undecided"
+        assert verdict.preliminary
+        assert verdict.because == "Gain: better in 1 case, nothing to compare in 1."
+        assert ">  nothing to compare</text>" in figures.page_forest(verdict, "x")
+
+    def test_other_seeds(self):
+        results = trials((0.5, 0.5)) + trials((0.5, 0.5), (0.7, 0.5), seeds=range(5, 10))[FIVE:]
+        noisy, plain = [r for r in results if r.run.b], matching(results, b=0)
+        assert compare("A", noisy, plain, "test_accuracy").word == "nothing to compare"
+
+    def test_one_trial(self):
+        results = trials((0.5, 0.5), (0.9, 0.9), seeds=[0])
+        case = compare("A", results[1:], results[:1], "test_accuracy")
+        assert (case.outcome(), case.word) == ("undecided", "no significant difference")
+        case = compare("A", self.diverged(results[1:]), results[:1], "test_accuracy")
+        assert (case.outcome(), case.word, case.lost) == ("undecided", "diverged", 1)
+
+    def diverged(self, results):
+        return [result(r.run, 0, status="diverged") for r in results]
+
+
 def recorded(name, scale, trials=0, **options):
     """Lines by key, of results in which NVRM is ahead."""
     lines = {}
@@ -259,6 +352,15 @@ DAMAGE = {
     "under_noise is null": (lambda line: line | {"under_noise": None}, "NoneType"),
     "no reestimated": (lambda line: without(line, "reestimated"), "'reestimated' is missing"),
     "null accuracy": (lambda line: nulled(line, "last"), "test_accuracy in 'last' is null"),
+    "words in a curve": (
+        lambda line: line | {"curves": line["curves"] | {"test_accuracy": ["high"]}},
+        "test_accuracy in 'curves' is not a number",
+    ),
+    "a list of accuracies": (
+        lambda line: line | {"last": line["last"] | {"test_accuracy": [[0.5]]}},
+        "test_accuracy in 'last' is not a number",
+    ),
+    "unknown status": (lambda line: line | {"status": "killed"}, "the status is 'killed'"),
     "null in a curve": (lambda line: nulled(line, "curves"), "test_accuracy in 'curves' is null"),
     "null under noise": (lambda line: nulled(line, "under_noise"), "in 'under_noise' is null"),
     "unknown field": (
@@ -291,7 +393,7 @@ class TestBrokenLines:
     def test_each_of_them(self, tmp_path, capsys):
         # Both experiments have the networks after the two runs of ResNet in each trial.
         both = [k for k in range(7 * FIVE) if k % 7 > 1]
-        places = dict(zip(both[::2], DAMAGE, strict=False))
+        places = dict(zip(both, DAMAGE, strict=False))
         assert len(places) == len(DAMAGE)
         file, said, page, count = self.told(tmp_path, capsys, places)
         assert len(said) == len(DAMAGE)
@@ -313,6 +415,29 @@ class TestBrokenLines:
         assert len(told) == 1
         assert len(finding.results) == len(lines) - 1
         assert len(finding.broken) == 1
+
+    @pytest.mark.parametrize("status", ["finished", "diverged"])
+    @pytest.mark.parametrize("value", [None, "x", -1, True, [None], {"a": None}])
+    def test_a_strange_origin_is_shown(self, value, status):
+        lines = recorded("split", "cpu", 2, status=status)
+        fields = ("seconds", "commit", "versions", "machine", "when", "device", "threads", "reason")
+        for line in list(lines.values())[:2]:
+            line |= dict.fromkeys(fields, value)
+        claims = report.gather_claims({"cpu": lines}, [EXPERIMENTS["split"]], ["cpu"])
+        assert claims[0].findings[0].broken == ()
+        assert "4c" in documents.report_markdown(claims)
+
+    def test_an_infinite_loss_in_a_table_of_ones_own(self):
+        """It is recorded as null, and has no deviation."""
+        lines = recorded("split", "cpu", 2)
+        for line in lines.values():
+            line["last"]["loss"] = None
+        own = dataclasses.replace(
+            EXPERIMENTS["split"],
+            table=lambda r: make_table(("method",), [(("all",), r)], {"loss": last("loss")}),
+        )
+        (claim,) = report.gather_claims({"cpu": lines}, [own], ["cpu"])
+        assert "nan ± nan" in documents.table_markdown(claim.findings[0].table)
 
     def test_an_error_of_a_users_file_is_not_a_broken_line(self):
         own = dataclasses.replace(

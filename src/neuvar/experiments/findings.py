@@ -39,8 +39,10 @@ class Cell:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the trials; NaN for fewer than two."""
-        return statistics.stdev(self.trials) if len(self.trials) > 1 else math.nan
+        """Standard deviation over the trials; NaN for fewer than two, or if one is not finite."""
+        if len(self.trials) < 2 or not all(map(math.isfinite, self.trials)):
+            return math.nan
+        return statistics.stdev(self.trials)
 
     def __str__(self) -> str:
         if not self.trials:
@@ -185,7 +187,8 @@ def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]
 MIN_TRIALS = 5
 """A verdict on fewer trials is preliminary."""
 NO_CHOICE = "no b was chosen"
-WORDS = ("better", "worse", "no significant difference", "diverged", NO_CHOICE)
+NO_PAIRS = "nothing to compare"
+WORDS = ("better", "worse", "no significant difference", "diverged", NO_CHOICE, NO_PAIRS)
 """What a case may show."""
 
 
@@ -230,6 +233,8 @@ class Case:
         """What it shows, one of ``WORDS``."""
         if self.choice == NO_CHOICE:
             return NO_CHOICE
+        if not self.differences and not self.lost:
+            return NO_PAIRS
         if self.failed or (self.lost and self.outcome() == "undecided"):
             return "diverged"
         return {"true": "better", "false": "worse"}.get(self.outcome(), WORDS[2])
@@ -262,8 +267,7 @@ class Case:
         why = "diverged or without a finite, positive value" if self.ratio else "diverged"
         lost = f", {self.lost} {why}" if self.lost else ""
         if not self.differences:
-            nothing = NO_CHOICE if self.choice == NO_CHOICE else "nothing to compare"
-            return f"{self.name}: {nothing}{lost}"
+            return f"{self.name}: {NO_CHOICE if self.choice == NO_CHOICE else NO_PAIRS}{lost}"
         mean, between = self.numbers
         n = f"n = {len(self.differences)}{lost}"
         return f"{self.name}: {mean} ({f'95 % interval {between}, ' if between else ''}{n})"
@@ -275,7 +279,8 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     It is "true" if the 95 % interval of the mean difference is above zero in every case and no
     trial diverged. It is "false" if the interval is below zero in at least one case, at a level
     that is corrected for the number of cases (Bonferroni), or if every trial of the favoured method
-    diverged in one. Otherwise it is "undecided". With fewer than five trials it is preliminary.
+    diverged in one. Otherwise it is "undecided", also if a case has nothing to compare. With fewer
+    than five trials it is preliminary.
 
     Args:
         what: what is compared, without a full stop: "Test accuracy, NVRM-SGD against SGD".
@@ -287,9 +292,9 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     >>> judge("Gain", cases).because, judge("Gain", cases).preliminary
     ('Gain: better in 1 case, worse in 1.', True)
     """
-    shown = tuple(c for c in cases if c.differences or c.lost or c.choice == NO_CHOICE)
-    judged = [case for case in shown if case.judged]
-    if not judged:
+    judged = [case for case in cases if case.judged]
+    if all(case.word == NO_PAIRS for case in judged):
+        shown = tuple(case for case in cases if case.word != NO_PAIRS)
         return Verdict("undecided", "There are no finished trials to compare.", shown, True)
     outcome: Outcome = "undecided"
     if any(case.outcome(1 - 0.05 / len(judged)) == "false" for case in judged):
@@ -302,4 +307,4 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     if len(counts) == 1 and len(words) > 1:
         counts[0] = counts[0].replace(" in ", " in all ")
     few = any(case.n < MIN_TRIALS for case in judged)
-    return Verdict(outcome, f"{what}: {', '.join(counts)}.", shown, few)
+    return Verdict(outcome, f"{what}: {', '.join(counts)}.", tuple(cases), few)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from neuvar.experiments.run_spec import Run
 ROLES: dict[str, Role] = {"gaussian": "nvrm", "laplace": "third", "uniform": "fourth"}
 CHANCE = 0.1
 """Accuracy of guessing one of ten classes."""
+LEARNED = 0.15
+"""Below this accuracy at every b, a small range is not robustness: the network learned nothing."""
 UNIFORM = (0.08,)
 """Uniform noise has a smaller standard deviation at the same b, so it gets a larger b too."""
 
@@ -83,6 +86,8 @@ def check(results: Sequence[Result]) -> Verdict:
     for name, other in (("Gaussian", gaussian), ("Laplace", laplace)):
         lost = sum(not r.finished and r.run.b in GRID for r in (*uniform, *other))
         gains = gain(_spread(other, grid), _spread(uniform, grid))
+        lost += sum(not math.isfinite(x) for x in gains)
+        gains = tuple(x for x in gains if math.isfinite(x))
         cases.append(Case(f"range over b, uniform against {name}", gains, lost, lower=True))
     return judge("Test accuracy at the last epoch, at the b chosen on held-out images", cases)
 
@@ -90,7 +95,7 @@ def check(results: Sequence[Result]) -> Verdict:
 def _spread(results: Sequence[Result], grid: Sequence[float]) -> dict[int, float]:
     """The range of the test accuracy over b, by seed, for the seeds that have every b.
 
-    A run that diverged has the accuracy of chance.
+    A run that diverged has the accuracy of chance. NaN where no b learned anything.
     """
     scores: dict[int, list[float]] = {}
     for result in results:
@@ -98,7 +103,9 @@ def _spread(results: Sequence[Result], grid: Sequence[float]) -> dict[int, float
             score = result.last("test_accuracy") if result.finished else CHANCE
             scores.setdefault(result.run.seed, []).append(score)
     whole = {seed: x for seed, x in scores.items() if len(x) == len(grid) > 1}
-    return {seed: max(x) - min(x) for seed, x in whole.items()}
+    return {
+        seed: max(x) - min(x) if max(x) > LEARNED else math.nan for seed, x in whole.items()
+    }
 
 
 EXPERIMENT = Experiment(

@@ -97,11 +97,11 @@ def check(results: Sequence[Result]) -> Verdict:
     """Whether NVRM-Adam at the paper's b keeps more of the first task, and of all, than Adam."""
     cases = []
     for keep, words in ((True, "one optimizer kept"), (False, "new optimizer for each task")):
-        trials = query.matching(results, keep_optimizer=keep)
-        cases += [
-            query.compare_noise(f"{words}, {title.lower()}", trials, metric, fixed=PAPER_B)
-            for metric, title in PANELS.items()
-        ]
+        if trials := query.matching(results, keep_optimizer=keep):
+            cases += [
+                query.compare_noise(f"{words}, {title.lower()}", trials, metric, fixed=PAPER_B)
+                for metric, title in PANELS.items()
+            ]
     return judge(f"After five tasks, NVRM-Adam at b = {PAPER_B:g} against Adam", cases)
 
 

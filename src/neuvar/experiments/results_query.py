@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
 from neuvar._validate import one_of
 from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table, gain
+from neuvar.experiments.run_spec import as_dict
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """What a column of a table shows of the trials of a row."""
@@ -152,16 +152,16 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
     """The b that verdicts compare and tables mark, and how it was chosen.
 
     The chosen b has the highest mean accuracy on held-out images, over the seeds that were run with
-    every b. If there are trials for choosing b (seeds from ``CHOICE_SEED``), only these count. A b
-    with a trial that diverged is chosen only if every b has one. Without held-out images, the b
-    that was fixed in advance is used, or None. A single b needs no choice.
+    every b. If there are trials for choosing b (seeds from ``CHOICE_SEED``), only these count, and
+    every b needs them. A b with a trial that diverged is chosen only if every b has one. Without
+    held-out images, the b that was fixed in advance is used, or None. A single b needs no choice.
     """
     every = values(results, "b")
     if len(every) < 2 and fixed in (None, *every):
         return (every[0] if every else None), ""
     choice_trials = [r for r in results if r.for_choice]
     pool = choice_trials or results
-    trials = {b: {r.run.seed: r for r in matching(pool, b=b)} for b in values(pool, "b")}
+    trials = {b: by_seed(matching(pool, b=b)) for b in every}
     seeds = set.intersection(*map(set, trials.values())) if trials else set()
     known = {b: [t[s] for s in sorted(seeds) if t[s].finished] for b, t in trials.items()}
     finished = [r for some in known.values() for r in some]
@@ -169,12 +169,30 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
     if not held_out or (fixed is not None and not finished):
         return (fixed, FIXED) if fixed in every else (None, NO_CHOICE if every else "")
 
-    def rank(b: float) -> tuple[int, float]:
-        scores = [x for r in known[b] if math.isfinite(x := r.last(HELD_OUT))]
-        return len(scores), statistics.fmean(scores) if scores else 0.0
-
+    scores = {b: {r.run.seed: r.last(HELD_OUT) for r in some} for b, some in known.items()}
+    scores = {b: {s: x for s, x in own.items() if math.isfinite(x)} for b, own in scores.items()}
+    most = max(map(len, scores.values()))
+    scores = {b: own for b, own in scores.items() if len(own) == most}
+    common = set.intersection(*map(set, scores.values()))
+    if most and not common:  # each b diverged in other trials
+        return None, NO_CHOICE
     how = f"chosen on held-out images in {'other' if choice_trials else 'the same'} trials"
-    return max(trials, key=rank), how
+    return max(scores, key=lambda b: sum(scores[b][seed] for seed in common)), how
+
+
+def by_seed(results: Sequence[Result]) -> dict[int, Result]:
+    """The results by seed; an error if two have the same one."""
+    found: dict[int, Result] = {}
+    for result in results:
+        other = found.setdefault(result.run.seed, result)
+        if other is not result:
+            one, two = as_dict(other.run), as_dict(result.run)
+            names = [name for name in one if one[name] != two.get(name)]
+            raise ValueError(
+                f"two results have seed {result.run.seed} and b = {result.run.b:g}, but differ in "
+                f"{', '.join(names) or 'nothing'}; compare one setting at a time"
+            )
+    return found
 
 
 def compare(
@@ -192,7 +210,8 @@ def compare(
     """Compare two methods, seed by seed, each at one b.
 
     If a method has several b, the one with the best held-out accuracy is compared. A run that
-    diverged, or whose metric is not finite, never counts for the claim.
+    diverged, or whose metric is not finite, never counts for the claim. Each method must have one
+    result per b and seed.
 
     Args:
         name: of the comparison.
@@ -213,9 +232,11 @@ def compare(
         if chosen_how:
             compared.append("?" if b is None else f"{b:g}")
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
-        trials = [r for r in matching(results, b=b) if not r.for_choice]
+        trials = by_seed([r for r in matching(results, b=b) if not r.for_choice])
         sign = -1 if lower else 1
-        scores.append({r.run.seed: sign * value(r) if r.finished else -math.inf for r in trials})
+        scores.append(
+            {s: sign * value(r) if r.finished else -math.inf for s, r in trials.items()}
+        )
     if compared:
         name += f", b = {' against '.join(compared)}"
     high, low = scores

@@ -74,7 +74,8 @@ def total_time(lines: Iterable[dict[str, Any]]) -> str:
     >>> [total_time([{"seconds": s}]) for s in (42, 150, 5400, 400000)]
     ['42 s', '2.5 min', '1.5 h', '4.6 days']
     """
-    seconds = sum(float(line.get("seconds") or 0) for line in lines)
+    times = (line.get("seconds") for line in lines)
+    seconds = sum(float(time) for time in times if isinstance(time, int | float))
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size or (unit != "days" and seconds >= size):
             return f"{seconds / size:.1f} {unit}"
@@ -92,13 +93,14 @@ def provenance(results: Sequence[Result]) -> list[tuple[str, str]]:
     lines = [result.line for result in results]
     values: dict[str, set[str]] = {}
     for line in lines:
-        run, commit = line.get("run") or {}, line.get("commit") or ""
+        run, commit = line.get("run") or {}, str(line.get("commit") or "")
+        versions = line.get("versions")
         facts = {
             "Machine": line.get("machine"),
             "Device": line.get("device"),
             "Threads": line.get("threads"),
             **dict.fromkeys(["neuvar", "torch", "python", "numpy"]),
-            **dict(sorted((line.get("versions") or {}).items())),
+            **(dict(sorted(versions.items())) if isinstance(versions, dict) else {}),
             # "+" marks sources that differ from the commit.
             "Commit": commit[:12] + "+" * commit.endswith("+"),
             **{name.replace("_", " ").capitalize(): run.get(name) for name in NOT_IN_KEY},

@@ -188,14 +188,17 @@ def _broken(lines: Lines, key: str, why: str) -> str:
 def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     """Why a line cannot be used, or ""; ``thorough`` also draws and judges it alone."""
     if not result.finished:
-        return ""
+        status = result.line["status"]
+        return "" if status == "diverged" else f"the status is {status!r}"
     try:
-        for part in ("curves", "last", "reestimated", "under_noise"):
+        for part in ("curves", "last", "best", "reestimated", "under_noise"):
             for name, value in result.line.get(part, {}).items():
                 values = value if isinstance(value, list) else [value]
                 # Losses may be infinite, which is recorded as null.
                 if None in values and not name.endswith(("loss", "sharpness")):
                     return f"{name} in {part!r} is null"
+                if any(type(x) not in (int, float, type(None)) for x in values):
+                    return f"{name} in {part!r} is not a number"
         if thorough:
             for show in (experiment.panels, experiment.table, experiment.check):
                 show([result])
