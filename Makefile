@@ -55,7 +55,7 @@ bench: $(VENV)/.installed-bench ## speed and memory beside peers
 	$(BIN)/python benchmarks/optimizers.py
 
 report: $(VENV)/.installed-dev ## figures, page and documents from the lines in results/
-	$(BIN)/neuvar report --out docs/report --into docs/results.md docs/reproduction.md
+	$(BIN)/neuvar report all benchmarks/claims_*.py --out docs/report --into docs/results.md docs/reproduction.md
 	$(BIN)/python tools/write_tables.py
 
 docs: $(VENV)/.installed-docs ## build the site into site/

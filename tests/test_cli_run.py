@@ -19,6 +19,7 @@ from neuvar.cli import run as run_command
 from neuvar.data import cache, loading
 from neuvar.data.catalogue import ENTRIES, DataError
 from neuvar.engine import Event, Results, Summary, check_device
+from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.run_spec import as_dict
 from tests.cli_experiments import MADE, TINY, alone
 from tests.conftest import PATIENCE
@@ -122,6 +123,48 @@ def test_finished_runs_are_not_done_again(capsys, engine):
     code, out, _ = neuvar(capsys, "run", "labels", "--trials", "2")
     assert (code, engine.runs) == (0, [])
     assert out == "all 4 runs are finished; see them with: neuvar report labels --scale cpu\n"
+
+
+def following(monkeypatch):
+    """An experiment whose second stage has a trial for each run that finished in the first."""
+
+    def then(scale, trials, results):
+        return [replace(r.run, seed=r.run.seed + 10) for r in results if r.finished]
+
+    monkeypatch.setitem(EXPERIMENTS, "labels", replace(MADE["labels"], then=then))
+
+
+def test_runs_that_follow_from_others(capsys, engine, monkeypatch):
+    following(monkeypatch)
+    engine.becomes = {1: "diverged"}
+    words = ("run", "labels", "--scale", "smoke", "--quiet")
+    _, out, _ = neuvar(capsys, *words, "--dry-run")
+    assert "4 runs at scale smoke" in out
+    assert "more runs may follow from their results" in out
+    code, out, _ = neuvar(capsys, *words)
+    assert code == 0
+    assert "2 finished, 2 diverged, in " in out
+    assert "2 finished, 4 finished before, in " in out
+    assert out.count("see them with") == 1
+    assert [run.seed for run in engine.runs] == [0, 0, 1, 1, 10, 10]
+    assert neuvar(capsys, *words)[1].startswith("all 6 runs are finished")
+    _, out, _ = neuvar(capsys, *words, "--dry-run")
+    assert "6 runs at scale smoke, 6 finished, 0 to do" in out
+    assert "more runs" not in out
+    code, out, _ = neuvar(capsys, *words, "--fresh", "--yes")
+    assert code == 0
+    assert out.startswith("removed 6 results")
+    assert "2 finished, 4 finished before, in " in out
+
+
+def test_nothing_follows_runs_that_failed_or_were_stopped(capsys, engine, monkeypatch):
+    following(monkeypatch)
+    engine.becomes = {1: "failed"}
+    assert neuvar(capsys, "run", "labels", "--scale", "smoke", "--quiet")[0] == 1
+    assert len(engine.runs) == 4
+    engine.becomes, engine.stop_after = {}, 1
+    assert neuvar(capsys, "run", "labels", "--scale", "smoke", "--quiet")[0] == 130
+    assert len(engine.runs) == 4
 
 
 def test_options_reach_the_engine_and_the_runs(capsys, engine, here):

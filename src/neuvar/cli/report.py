@@ -59,7 +59,8 @@ def _report(options: argparse.Namespace) -> int:
             rows.append((e.number, e.name, " ".join(VERDICTS[status]), scale, n, because))
     print(*aligned(rows), sep="\n")
     if options.into and (options.names or options.scale):  # documents may show the others
-        claims = gather_claims(lines, EXPERIMENTS.values())
+        files = {experiment.name: experiment for experiment in chosen if experiment.file}
+        claims = gather_claims(lines, [*EXPERIMENTS.values(), *files.values()])
     for document in options.into:
         changed = insert(document, claims, figures=options.out / "figures")
         print(f"{'updated' if changed else 'unchanged'}: {document}")

@@ -81,28 +81,40 @@ def _run(options: argparse.Namespace) -> int:
     files = tuple(experiment.file for experiment in experiments if experiment.file)
     spec = SweepSpec(files=files, **{name: getattr(options, name) for name in names})
     spec.check()
-    runs = only(runs_of(experiments, options.scale, options.trials), options.only)
     execution = {name: getattr(options, name) for name in NOT_IN_KEY if getattr(options, name)}
-    runs = [replace(run, **execution) for run in runs]
     results = Results(options.results / f"{options.scale}.jsonl")
+
+    def planned(recorded: Mapping[str, dict[str, Any]]) -> list[Run]:
+        runs = runs_of(experiments, options.scale, options.trials, recorded)
+        return [replace(run, **execution) for run in only(runs, options.only)]
+
+    recorded = results.lines()
+    runs = planned(recorded)
     if options.dry_run:
         return _dry_run(runs, results, spec, options)
     if options.fresh:
         _start_over(runs, results, ask=not options.yes)
-    recorded = results.lines()
-    left = [run for run in runs if run.key not in recorded]
+        recorded = results.lines(warn=False)
+        runs = planned(recorded)
     shown = [] if "all" in options.names else dict.fromkeys(options.names)
     folder = [] if options.results == Path("results") else ["--results", str(options.results)]
     report = shlex.join(["neuvar", "report", *shown, "--scale", options.scale, *folder])
-    if not left:
+    if all(run.key in recorded for run in runs):
         print(f"all {len(runs)} runs are finished; see them with: {report}")
         return 0
-    _get_data(left, options.data)
     resume = [word for word in options.words if word not in NOT_REPEATED]
-    code = run_watched(runs, recorded, results, spec, resume=resume, quiet=options.quiet)
-    if not code:
-        print(f"see them with: {report}")
-    return code
+    while left := [run for run in runs if run.key not in recorded]:
+        _get_data(left, options.data)
+        code = run_watched(runs, recorded, results, spec, resume=resume, quiet=options.quiet)
+        if code:
+            return code
+        known = {run.key for run in runs}
+        recorded = results.lines(warn=False)
+        runs = planned(recorded)  # further runs may follow from these
+        if known >= {run.key for run in runs}:
+            break
+    print(f"see them with: {report}")
+    return 0
 
 
 def run_watched(
@@ -231,6 +243,8 @@ def _dry_run(
     expected = {run.key: times.expected(run) for run in left}
     for key, seconds in expected.items():
         print(f"  {names[key]}" + (f"  ({duration(seconds, about=True)})" if seconds else ""))
+    if left and any(experiment.then for experiment in find_experiments(options.names)):
+        print("more runs may follow from their results")
     for name in _datasets(left):
         if not places_of(ENTRIES[name], options.data):
             print(f"{name} is not on this machine; neuvar data get {name} would download it")

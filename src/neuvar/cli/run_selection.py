@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -44,14 +44,20 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
     return list(chosen.values())
 
 
-def runs_of(experiments: Iterable[Experiment], scale: Scale, trials: int) -> list[Run]:
+def runs_of(
+    experiments: Iterable[Experiment],
+    scale: Scale,
+    trials: int,
+    lines: Mapping[str, dict[str, Any]] | None = None,
+) -> list[Run]:
     """The runs of experiments, each once: first all runs of trial 1, then of trial 2, and so on.
 
-    So an interrupted sweep has finished runs of every setting.
+    So an interrupted sweep has finished runs of every setting. ``lines`` are those that are
+    recorded already, by key.
     """
     unique: dict[str, tuple[int, Run]] = {}
     for experiment in experiments:
-        runs = experiment.runs(scale, trials)
+        runs = experiment.planned(scale, trials, lines)
         trial = {seed: number for number, seed in enumerate(dict.fromkeys(r.seed for r in runs))}
         for run in runs:
             unique.setdefault(run.key, (trial[run.seed], run))

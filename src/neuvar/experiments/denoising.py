@@ -52,7 +52,7 @@ def table(results: Sequence[Result]) -> Table:
         trials = query.matching(results, optimizer=optimizer)
         for b in query.values(trials, "b"):
             words = (name, f"{b:g}{query.mark(trials, b)}" if b else "–")
-            rows.append((words, query.group(trials, b=b)))
+            rows.append((words, query.shown(trials, b)))
     return query.make_table(("method", "b"), rows, query.LABEL_COLUMNS)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from neuvar.experiments.findings import Panel, Result, Table, Verdict
 from neuvar.experiments.run_spec import Run
@@ -29,6 +29,8 @@ class Experiment:
         sentence: the claim.
         runs: returns the runs for a scale ("smoke", "cpu" or "paper") and a number of trials. The
             first trial has seed 0, the next seed 1, and so on. 0 trials means the scale's default.
+        then: returns further runs from the results of ``runs``, such as trials with the b that
+            these choose. It is called when all of ``runs`` are recorded.
         table: returns the table of results.
         check: returns the verdict: whether the results support the claim.
         panels: returns the panels of the figure.
@@ -44,12 +46,23 @@ class Experiment:
     runs: Callable[[Scale, int], list[Run]]
     table: Callable[[Sequence[Result]], Table]
     check: Callable[[Sequence[Result]], Verdict]
+    then: Callable[[Scale, int, Sequence[Result]], list[Run]] | None = None
     panels: Callable[[Sequence[Result]], list[Panel]] = lambda results: []
     settings: Callable[[Scale], str] = lambda scale: ""
     name: str = ""
     number: str = ""
     source: str = ""
     file: ExperimentFile | None = None
+
+    def planned(
+        self, scale: Scale, trials: int = 0, lines: Mapping[str, dict[str, Any]] | None = None
+    ) -> list[Run]:
+        """The runs of a scale, and those that follow from recorded lines (by key)."""
+        first, lines = self.runs(scale, trials), lines or {}
+        if self.then is None or not first or any(run.key not in lines for run in first):
+            return first
+        results = [Result(run, lines[run.key]) for run in first]
+        return list(dict.fromkeys([*first, *self.then(scale, trials, results)]))
 
     def command(self, scale: Scale, trials: int = 0) -> str:
         """The command that runs it."""

@@ -71,7 +71,7 @@ def table(results: Sequence[Result]) -> Table:
     for noise, trials in noisy_results(results).items():
         for b in query.values(trials, "b"):
             words = (noise, f"{b:g}{query.mark(trials, b)}", f"{_deviation(noise, b):.3f}")
-            rows.append((words, query.group(trials, b=b)))
+            rows.append((words, query.shown(trials, b)))
     return query.make_table(("noise", "b", "standard deviation"), rows, query.LABEL_COLUMNS)
 
 

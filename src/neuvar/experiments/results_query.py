@@ -54,6 +54,7 @@ def best(metric: str) -> Column:
 
 
 TEST_COLUMNS: dict[str, Column] = {
+    "training, last epoch": last("train_accuracy"),
     "test, last epoch": last("test_accuracy"),
     "test, best epoch": best("test_accuracy"),
     "test, batch norm at clean weights": lambda results: Cell(
@@ -88,10 +89,22 @@ def rows_by_b(
     The b that a verdict compares is marked. ``plain`` is the optimizer without noise.
     """
     return [
-        ((*words, label_of_b(plain, b) + mark(results, b, fixed)), group(results, b=b))
+        ((*words, label_of_b(plain, b) + mark(results, b, fixed)), shown(results, b))
         for words, results in settings
         for b in values(results, "b")
     ]
+
+
+def shown(results: Sequence[Result], b: float) -> list[Result]:
+    """The finished trials in the row of a b: those for choosing b if it has no others."""
+    if only_tried(results, b):
+        return [r for r in matching(results, b=b) if r.finished]
+    return group(results, b=b)
+
+
+def only_tried(results: Sequence[Result], b: float) -> bool:
+    """Whether a b has no trials but those for choosing it."""
+    return all(r.for_choice for r in matching(results, b=b))
 
 
 def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str:
@@ -99,7 +112,8 @@ def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str
     noisy = with_noise(results)
     several = b in values(noisy, "b") and len(values(noisy, "b")) > 1
     compared, how = choice(noisy, fixed) if several else (None, "")
-    return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else ""
+    tried = " (only tried)" if several and only_tried(results, b) else ""
+    return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else tried
 
 
 def with_noise(results: Sequence[Result]) -> list[Result]:

@@ -57,7 +57,10 @@ def table(results: Sequence[Result]) -> Table:
         )
 
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
-    clean = {"no noise": query.last("test_accuracy")}
+    clean = {
+        "training, last epoch": query.last("train_accuracy"),
+        "no noise": query.last("test_accuracy"),
+    }
     rows = query.rows_by_b(networks(results), "SGD")
     return query.make_table(("network", "method"), rows, clean | columns)
 

@@ -15,7 +15,7 @@ from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.experiments.findings import MIN_TRIALS, Panel, Result, Table, Verdict
-from neuvar.experiments.run_spec import CHOICE_SEED, as_dict, from_dict
+from neuvar.experiments.run_spec import CHOICE_SEED, Run, as_dict, from_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
 """The recorded lines of a scale by their keys."""
@@ -193,7 +193,8 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     try:
         for part in ("curves", "last", "best", "reestimated", "under_noise"):
             for name, value in result.line.get(part, {}).items():
-                values = value if isinstance(value, list) else [value]
+                several = part in ("curves", "under_noise") and isinstance(value, list)
+                values = value if several else [value]
                 # Losses may be infinite, which is recorded as null.
                 if None in values and not name.endswith(("loss", "sharpness")):
                     return f"{name} in {part!r} is null"
@@ -207,6 +208,21 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _planned(
+    experiment: Experiment, scale: Scale, trials: int, lines: Lines, unknown: Mapping[str, str]
+) -> list[Run]:
+    """The runs of a scale, and those that follow from lines that can be used."""
+    first = [] if experiment.then is None else experiment.runs(scale, trials)
+    usable = {
+        run.key: lines[run.key]
+        for run in first
+        if run.key in lines
+        and run.key not in unknown
+        and not _problem(experiment, Result(run, lines[run.key]), thorough=False)
+    }
+    return experiment.planned(scale, trials, usable)
 
 
 def _finding(
@@ -226,8 +242,8 @@ def _finding(
     # Trials are numbered by their seeds, so the largest seed says how many there may be.
     seeds = [line["run"].get("seed") for line in lines.values()]
     most = 1 + max((s for s in seeds if isinstance(s, int) and s < CHOICE_SEED), default=0)
-    planned = {run.key: run for run in experiment.runs(scale, 0)}
-    known = {run.key: run for run in experiment.runs(scale, most)} | planned
+    planned = {run.key: run for run in _planned(experiment, scale, 0, lines, unknown)}
+    known = {run.key: run for run in _planned(experiment, scale, most, lines, unknown)} | planned
     every = {key: Result(run, lines[key]) for key, run in known.items() if key in lines}
     problems = {key: unknown[key] for key in every if key in unknown}
     for thorough in (False, True):
@@ -248,7 +264,11 @@ def _finding(
                 raise
     results, extra, trials_option = tuple(usable.values()), usable.keys() - planned.keys(), 0
     if extra:  # the smallest number of trials that includes them
-        enough = (t for t in range(1, most) if extra <= {r.key for r in experiment.runs(scale, t)})
+        enough = (
+            t
+            for t in range(1, most)
+            if extra <= {r.key for r in _planned(experiment, scale, t, lines, unknown)}
+        )
         trials_option = next(enough, most)
 
     # A setting is what a run shares with its other trials.
@@ -256,10 +276,11 @@ def _finding(
     for key in planned.keys() | usable.keys():
         values = as_dict(known[key]).items()
         setting[key] = json.dumps({k: v for k, v in values if k not in ("seed", "label_seed")})
-    settings = {setting[key] for key in planned}
+    # A setting whose trials only choose b is not one that the verdict waits for.
+    settings = {setting[key] for key, run in planned.items() if run.seed < CHOICE_SEED}
     recorded = Counter(setting[key] for key in usable)
     finished = Counter(setting[key] for key, r in usable.items() if r.finished and not r.for_choice)
-    counts = [finished[one] for one in settings | finished.keys()]
+    counts = [finished[one] for one in {*settings, *finished}]
     trials = min(counts, default=0), max(counts, default=0)
     short = sum(recorded[one] < 2 for one in settings)
     if verdict and (trials[1] < MIN_TRIALS or not planned.keys() <= usable.keys()):

@@ -1,0 +1,5 @@
+"""Claim 6 with 10,000 images; see claims.py."""
+
+from claims import experiment
+
+EXPERIMENT = experiment("noise-types")
