@@ -135,11 +135,13 @@ PLANS: dict[str, Clean | Families | Rates] = {
 }
 SETTINGS = (
     "9,000 CIFAR-10 images for training and 1,000 held-out images; 5,000 test images; 30 epochs; "
-    "no random crops and flips; ResNet-10 of width 16 (momentum 0.9, batch size 128), VGG-11 of "
-    "width 16 and MobileNetV2 of width 8 (no momentum, batch size 32); learning rate {rate}, "
-    "divided by ten every {every} epochs; weight decay 0.0001; bf16 mixed precision. {what} "
-    "{choice} Ten trials of SGD and of the chosen b, {fewer}."
+    "no random crops and flips; {networks}; learning rate {rate}, divided by ten every {every} "
+    "epochs; weight decay 0.0001; bf16 mixed precision. {what} {choice} Ten trials of SGD and of "
+    "the chosen b, {fewer}."
 )
+ONE = "ResNet-10 of width 16 (momentum 0.9, batch size 128)"
+OTHERS = "VGG-11 of width 16 and MobileNetV2 of width 8 (no momentum, batch size 32)"
+NETWORKS = {"robustness": f"{ONE}, {OTHERS}", "generalization": OTHERS}
 CHOICE = (
     "b is chosen by the mean accuracy on the held-out images of two trials that are not judged. In "
     "the table, a b that was not chosen has these trials."
@@ -157,6 +159,7 @@ def experiment(name: str) -> Experiment:
     base, plan = EXPERIMENTS[name], PLANS[name]
     rates = name == "gradient-noise"
     text = SETTINGS.format(
+        networks=NETWORKS.get(name, ONE),
         rate=", ".join(f"{rate:g}" for rate in RATES) if rates else "0.1",
         every=6 if rates else 10,
         what=WHAT[name],

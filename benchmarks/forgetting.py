@@ -7,7 +7,8 @@
 
 784-1024-1024-10, one epoch a task, a new optimizer for each task. Matrix products are in bfloat16,
 weights and optimizers in float32. Runs are lines of results/forgetting.jsonl; finished ones are
-skipped. All methods have seed 0 before one has seed 1, so the tables are fair at any time.
+skipped. All methods have seed 0 before one has seed 1, so the tables are fair at any time. Methods
+that were added later run last; until ``--choose`` has tried them they are left out.
 ``make report`` writes the tables into docs/results.md.
 """
 
@@ -21,7 +22,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from forgetting_methods import CHOICE_SEEDS, LONG, METHODS, SEEDS, Method, chosen, setting_of
+from forgetting_methods import (
+    CHOICE_SEEDS,
+    LATER,
+    LONG,
+    METHODS,
+    SEEDS,
+    Method,
+    chosen,
+    setting_of,
+    tried,
+)
 from forgetting_table import choice_table, report
 from forgetting_training import Run, execute
 from neuvar.data import load
@@ -43,9 +54,15 @@ def choice_runs(methods: Iterable[Method]) -> list[Run]:
 def result_runs(
     methods: Iterable[Method], lines: list[dict[str, Any]], tasks: int, seeds: int
 ) -> list[Run]:
-    """The chosen settings: all methods with the first seed, then all with the second."""
-    settings = [chosen(method, lines) for method in methods]
-    return [Run("test", tasks, seed, s) for seed in range(seeds) for s in settings]
+    """The chosen settings: all methods with the first seed, then all with the second.
+
+    Methods that were added later come after all seeds of the others.
+    """
+    settings = {method.name: chosen(method, lines) for method in methods}
+    groups = [
+        [s for name, s in settings.items() if (name in LATER) == later] for later in (False, True)
+    ]
+    return [Run("test", tasks, seed, s) for own in groups for seed in range(seeds) for s in own]
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
@@ -90,6 +107,11 @@ def main() -> None:
     options = parser.parse_args()
     lines = finished(options.out)
     names = options.only or (LONG if options.tasks > 5 else METHODS)
+    if not (options.choose or options.only):
+        left_out = [name for name in names if name not in tried(METHODS, lines)]
+        names = [name for name in names if name not in left_out]
+        if left_out:
+            print(f"left out until --choose has tried them: {', '.join(left_out)}")
     methods = [METHODS[name] for name in names]
     seeds = min(options.seeds or SEEDS[options.tasks], SEEDS[options.tasks])
     if options.choose:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,16 @@ class Method:
 def chosen(method: Method, lines: Iterable[dict[str, Any]]) -> Setting:
     """The candidate with the highest mean accuracy on held-out images; the first one on a tie."""
     return max(method.candidates, key=lambda setting: held_out_accuracy(setting, method, lines))
+
+
+def tried(methods: Mapping[str, Method], lines: Sequence[dict[str, Any]]) -> dict[str, Method]:
+    """The methods whose settings can be chosen: each candidate has been run to choose."""
+    runs = {(setting_of(line), line["seed"]) for line in lines if line["role"] == "choice"}
+    return {
+        name: method
+        for name, method in methods.items()
+        if all((setting, seed) in runs for setting in method.candidates for seed in CHOICE_SEEDS)
+    }
 
 
 def held_out_accuracy(setting: Setting, method: Method, lines: Iterable[dict[str, Any]]) -> float:
@@ -69,6 +79,7 @@ LINEAR = Setting("adam", 0.002, within="linear", batch=128)
 EWC = replace(LINEAR, penalty="ewc", strength=300.0)
 SI = replace(LINEAR, penalty="si")
 MAS = replace(LINEAR, penalty="mas", strength=0.03)
+SGD_EWC = replace(SGD, lr=0.2, within="linear", batch=128, penalty="ewc")
 
 METHODS = {
     method.name: method
@@ -124,7 +135,27 @@ METHODS = {
             without_noise="Adam + EWC",
         ),
         Method("Adam + EWC + dropout", varied(EWC, "dropout", (0.25,))),
+        # What the falling rate does without a penalty, and penalties on other methods.
+        Method("Adam, falling rate", varied(LINEAR, "lr", (2e-4, 5e-4, 0.002)), simple=True),
+        Method(
+            "NVRM-Adam, falling rate",
+            (replace(LINEAR, lr=5e-4, b=0.02), replace(LINEAR, lr=0.002, b=0.03)),
+            without_noise="Adam, falling rate",
+        ),
+        Method("NVRM-Adam + SI", varied(replace(SI, strength=30.0), "b", (0.003, 0.01)),
+               without_noise="Adam + SI"),
+        Method("SGD + EWC", varied(SGD_EWC, "strength", (30.0, 100.0, 300.0))),
+        Method("NVRM-SGD + EWC", varied(replace(SGD_EWC, strength=100.0), "b", (0.003, 0.01)),
+               without_noise="SGD + EWC"),
     )
 }
 LONG = ("stable SGD", "Adam + MAS", "NVRM-Adam + MAS", "Adam + EWC", "NVRM-Adam + EWC")
 """Methods that are also run on longer streams."""
+LATER = (
+    "Adam, falling rate",
+    "NVRM-Adam, falling rate",
+    "NVRM-Adam + SI",
+    "SGD + EWC",
+    "NVRM-SGD + EWC",
+)
+"""Methods that were added last, and run last."""

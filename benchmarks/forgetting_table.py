@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from forgetting_methods import METHODS, SEEDS, Method, chosen, held_out_accuracy, setting_of
+from forgetting_methods import (
+    METHODS,
+    SEEDS,
+    Method,
+    chosen,
+    held_out_accuracy,
+    setting_of,
+    tried,
+)
 from forgetting_training import Setting
 from spread import difference, spread
 
@@ -17,6 +25,7 @@ def report(
     lines: Lines, planned: Mapping[int, int] = SEEDS, methods: Mapping[str, Method] = METHODS
 ) -> list[str]:
     """All tables: every method, what noise adds, and longer streams."""
+    methods = tried(methods, lines)
     parts = [methods_table(lines, 5, planned[5], methods)]
     parts.append(["What noise adds, paired by seed:"])
     parts.append(noise_table(lines, 5, planned[5], methods))
@@ -61,7 +70,7 @@ def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Me
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for method in methods.values():
-        if not method.without_noise:
+        if method.without_noise not in methods:
             continue
         plain = by_seed(lines, chosen(methods[method.without_noise], lines), tasks)
         setting = chosen(method, lines)
@@ -78,7 +87,7 @@ def noise_table(lines: Lines, tasks: int, planned: int, methods: Mapping[str, Me
 def choice_table(lines: Lines, methods: Mapping[str, Method] = METHODS) -> list[str]:
     """All candidates with their accuracy on held-out images."""
     rows = ["| method | candidate | mean of 5 tasks, held-out images |", "| --- | --- | ---: |"]
-    for method in methods.values():
+    for method in tried(methods, lines).values():
         best = chosen(method, lines)
         for setting in method.candidates:
             accuracy = f"{100 * held_out_accuracy(setting, method, lines):.2f}"

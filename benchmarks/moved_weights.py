@@ -6,7 +6,8 @@
 784-256-256-10 on 10,000 MNIST images, 20 epochs, batch 128, learning rate 0.001. The disturbance is
 known before training: for each one, the settings of a method are chosen with another seed by the
 accuracy of held-out images under it. SAM takes two gradients per step: it is trained for as many
-epochs, and for half of them. One line per run in results/moved_weights.jsonl, the table in
+epochs, and for half of them, beside Adam for half of them. The average of the weights is
+exponential, over steps. One line per run in results/moved_weights.jsonl, the table in
 results/moved_weights.md.
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import neuvar
 from neuvar import measures
@@ -33,11 +34,12 @@ from neuvar.baselines import SAM
 from neuvar.data import load
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
-from spread import interval, spread
+from spread import best, interval, spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 CHOICE_SEED, SEEDS = 1000, 10
-NAMES = {"rho": "ρ", "weight_decay": "λ", "dropout": "p", "hess_init": "h₀", "relative_b": "b"}
+NAMES = {"rho": "ρ", "weight_decay": "λ", "dropout": "p", "hess_init": "h₀", "relative_b": "b",
+         "average": "decay"}  # fmt: skip
 """Symbols of settings in the table."""
 EPOCHS, BATCH, LR = 20, 128, 1e-3
 DRAWS = 8
@@ -86,6 +88,8 @@ METHODS = {
     "NVRM-Adam, relative to filters": Method(grid("relative_b", 0.4, 0.8, 1.2, 1.6, 2.0), "nvrm"),
     "dropout + NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.07, dropout=0.2), "nvrm"),
     "weight clipping + NVRM-Adam": Method(grid("b", 0.03, 0.05, 0.1, clip=0.1), "nvrm"),
+    "Adam, half the epochs": Method(epochs=0.5),
+    "average of the weights": Method(grid("average", 0.99, 0.999)),
 }
 NOISY = tuple(name for name, method in METHODS.items() if method.optimizer == "nvrm")
 BASELINES = tuple(name for name in METHODS if name not in NOISY)
@@ -169,6 +173,9 @@ def train(method: Method, setting: Setting, data: Data, seed: int, **size: Any) 
     model = network(setting, seed, **size)
     optimizer = optimizer_for(method, model, setting, len(x), seed)
     order = torch.Generator().manual_seed(seed)
+    averaged = None
+    if decay := setting.get("average"):
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # dropout, and IVON's noise
         for _ in range(math.ceil(method.epochs * EPOCHS)):
@@ -191,7 +198,9 @@ def train(method: Method, setting: Setting, data: Data, seed: int, **size: Any) 
                     with torch.no_grad():
                         for p in model.parameters():
                             p.clamp_(-limit, limit)
-    return model.eval()
+                if averaged is not None:
+                    averaged.update_parameters(model)
+    return model.eval() if averaged is None else averaged.module.eval()
 
 
 def accuracies(model: nn.Module, data: Data, seed: int) -> dict[str, float]:
@@ -289,8 +298,8 @@ def values(lines: Sequence[Line], name: str, measure: str) -> dict[int, float]:
 
 def best_baseline(lines: Sequence[Line], measure: str) -> str:
     """The baseline without noise that is best on the test set, at no more than Adam's cost."""
-    equal = [name for name in BASELINES if METHODS[name].cost <= 1 and values(lines, name, measure)]
-    return max(equal, key=lambda n: statistics.fmean(values(lines, n, measure).values()))
+    known = {n: values(lines, n, measure) for n in BASELINES if METHODS[n].cost <= 1}
+    return best({name: own for name, own in known.items() if own})[0]
 
 
 def gain(lines: Sequence[Line], name: str, measure: str) -> tuple[float, float, float] | None:

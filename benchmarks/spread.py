@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from neuvar.measures.estimate import student_quantile
 
+FEW = 5
+"""With fewer trials a result is preliminary."""
+BySeed = dict[int, float]
+Choice = Callable[..., tuple[str, BySeed]]
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -49,6 +53,26 @@ def difference(differences: Sequence[float], digits: int, *, factor: float = 1) 
         return "–"
     mean, low, high = (f"{factor * end:+z.{digits}f}" for end in interval(differences))
     return f"{mean} ({low} to {high})" if len(differences) > 1 else mean
+
+
+def best(candidates: Mapping[str, BySeed], choose: Choice = max) -> tuple[str, BySeed]:
+    """The candidate with the highest mean (or the lowest), over the seeds that all have.
+
+    A candidate that has just been started waits until it has half as many trials as the others, or
+    three of five.
+
+    >>> half = {"a": {0: 0.5, 1: 0.5, 2: 0.5}, "b": {0: 0.4, 1: 0.8}, "started": {0: 0.9}}
+    >>> best(half)[0]
+    'b'
+    """
+    most = min(FEW, max(map(len, candidates.values())))
+    ready = {name: values for name, values in candidates.items() if 2 * len(values) >= most}
+    seeds = set.intersection(*(set(values) for values in ready.values()))
+
+    def mean(item: tuple[str, BySeed]) -> float:
+        return statistics.fmean(item[1][seed] for seed in seeds or item[1])
+
+    return choose(ready.items(), key=mean)
 
 
 def unbroken(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,7 @@ import uncertainty
 import uncertainty_tables
 import wrong_labels_plan
 import wrong_labels_tables
-from spread import difference, interval
-
-FEW = 5
-"""With fewer trials a result is preliminary."""
-BySeed = dict[int, float]
-Choice = Callable[..., tuple[str, BySeed]]
+from spread import FEW, BySeed, best, difference, interval
 
 
 @dataclass(frozen=True)
@@ -76,16 +71,6 @@ class Use:
     def _mean(self, values: BySeed) -> str:
         mean = statistics.fmean(values[seed] for seed in self.seeds)
         return f"{100 * mean:.1f} %" if self.percent else f"{mean:.3f}"
-
-
-def best(candidates: Mapping[str, BySeed], choose: Choice = max) -> tuple[str, BySeed]:
-    """The candidate with the highest mean (or the lowest), over the seeds that all have."""
-    seeds = set.intersection(*(set(values) for values in candidates.values()))
-
-    def mean(item: tuple[str, BySeed]) -> float:
-        return statistics.fmean(item[1][seed] for seed in seeds or item[1])
-
-    return choose(candidates.items(), key=mean)
 
 
 def moved(results: Path) -> list[Use]:
@@ -146,7 +131,7 @@ def forgetting(results: Path) -> list[Use]:
     if not lines:
         return []
     known: dict[str, BySeed] = {}
-    for name, method in forgetting_methods.METHODS.items():
+    for name, method in forgetting_methods.tried(forgetting_methods.METHODS, lines).items():
         setting = forgetting_methods.chosen(method, lines)
         runs = forgetting_table.by_seed(lines, setting, 5)
         known[name] = {seed: run["mean"] for seed, run in runs.items()}
@@ -158,7 +143,7 @@ def forgetting(results: Path) -> list[Use]:
         (simple, ("NVRM-SGD", "NVRM-Adam")),
         (plain, ("NVRM-Adam + EWC", "NVRM-Adam + MAS")),
     ):
-        ready = [name for name in names if rivals and known[name]]
+        ready = [name for name in names if rivals and known.get(name)]
         found += [Use(use, measure, *best(rivals), name, known[name]) for name in ready]
     return found
 

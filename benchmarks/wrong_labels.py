@@ -3,7 +3,9 @@
     python benchmarks/wrong_labels.py [--rows NAME ...] [--left] [--table]
 
 Each arm trains the same network on the same wrong labels: SGD, weight decay, dropout, NVRM-SGD,
-dropout with NVRM-SGD, SAM, and IVON. From one run come the test accuracy and the wrong labels that
+dropout with NVRM-SGD, SAM, IVON, label smoothing, and an exponential average of the weights over
+steps. SAM takes two gradients per step: it is trained for as many epochs, and for half of them,
+beside SGD for half of them. From one run come the test accuracy and the wrong labels that
 were memorized, at the last epoch and at the best epoch on held-out images, whose labels are wrong
 as often. From the same run come rankings of the labels: by the history of the training (mean
 probability of the label, its margin, AUM) and by a loss. The settings of an arm are chosen on the
@@ -30,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from neuvar import NVRMSGD
 from neuvar.baselines import SAM
@@ -175,6 +178,10 @@ class Trial:
         self.normalize = normalization(train.images)
         self.model = network(row, setting.get("dropout", 0.0), train.images, seed)
         self.optimizer = optimizer_for(arm, self.model, setting, row, seed)
+        self.smoothing, self.average = setting.get("smoothing", 0.0), None
+        if decay := setting.get("average"):
+            how = {"multi_avg_fn": get_ema_multi_avg_fn(decay), "use_buffers": True}
+            self.average = AveragedModel(self.model, **how)
         self.history = History(train.given)
         self.curves: dict[str, list[float]] = {"running": [], "held_out": [], "test_part": []}
 
@@ -191,11 +198,11 @@ class Trial:
             self.curves["test_part"].append(self._accuracy("test", CURVE_IMAGES))
             if held_out > best:  # the first of equal ones
                 with clean_weights(self.optimizer):
-                    best, kept = held_out, copy.deepcopy(self.model.state_dict())
+                    best, kept = held_out, copy.deepcopy(self.measured.state_dict())
         last, loss = self._measure(self.epochs)
         suspicions = self.history.suspicions() | {"last loss": loss}
         with clean_weights(self.optimizer):
-            self.model.load_state_dict(kept)
+            self.measured.load_state_dict(kept)
             at_best, loss = self._measure(1 + self.curves["held_out"].index(best))
         suspicions["loss at the best held-out epoch"] = loss
         return {
@@ -207,6 +214,11 @@ class Trial:
             "last_b": float(self.optimizer.param_groups[0].get("b", 0.0)),
             "finding": {name: ranking(s, self.wrong) for name, s in suspicions.items()},
         }
+
+    @property
+    def measured(self) -> nn.Module:
+        """The network in training, or the average of its weights."""
+        return self.model if self.average is None else self.average.module
 
     @property
     def wrong(self) -> Tensor:
@@ -226,7 +238,7 @@ class Trial:
                 self.optimizer.zero_grad()
                 with autocast(CPU, self.row.precision):
                     scores = self.model(images)
-                loss = cross_entropy(scores.float(), labels)
+                loss = cross_entropy(scores.float(), labels, label_smoothing=self.smoothing)
                 if isinstance(self.optimizer, NVRMSGD):
                     self.optimizer.report_loss(loss)  # for b="auto"
                 loss.backward()
@@ -234,6 +246,8 @@ class Trial:
                 return scores.detach().float()
 
             scores = step(self.optimizer, backward)
+            if self.average is not None:
+                self.average.update_parameters(self.model)
             self.history.add(index, scores)
             correct += int((scores.argmax(1) == labels).sum())
             if not math.isfinite(total):
@@ -246,9 +260,9 @@ class Trial:
         """Scores at the clean weights, in evaluation mode."""
         images = self.data[name].images[:count]
         batches = Batches((images,), 500, shuffle=False, normalize=self.normalize)
-        self.model.eval()
+        model = self.measured.eval()
         with torch.no_grad(), clean_weights(self.optimizer), autocast(CPU, self.row.precision):
-            return torch.cat([self.model(part).float() for (part,) in batches])
+            return torch.cat([model(part).float() for (part,) in batches])
 
     def _accuracy(self, name: str, count: int | None = None) -> float:
         predicted = self._scores(name, count).argmax(1)

@@ -75,6 +75,8 @@ NOTHING: dict[str, tuple[Setting, ...]] = {"mnist": ({},), "cifar10": ({},)}
 DROPOUT = grid(dropout=(0.2, 0.5))
 RHO = {"mnist": grid(rho=(0.05, 0.1, 0.2, 0.5)), "cifar10": grid(rho=(0.05, 0.1, 0.2, 0.5))}
 IVON = (*grid(lr=(0.2,), hess_init=(0.5, 0.1, 0.05)), {"lr": 1.0, "hess_init": 0.5})
+SMOOTHING = grid(smoothing=(0.1, 0.3, 0.6))
+AVERAGE = grid(average=(0.99, 0.999))
 ARMS = {
     "SGD": Arm(NOTHING),
     "weight decay": Arm(
@@ -99,12 +101,17 @@ ARMS = {
     "SAM, half the epochs": Arm(RHO, optimizer="sam", half_epochs=True),
     "SAM": Arm(RHO, optimizer="sam", cost=2, chosen_with="SAM, half the epochs"),
     "IVON": Arm({"mnist": IVON, "cifar10": IVON}, optimizer="ivon"),
+    "SGD, half the epochs": Arm(NOTHING, half_epochs=True),
+    "label smoothing": Arm({"mnist": SMOOTHING, "cifar10": SMOOTHING}),
+    "average of the weights": Arm({"mnist": AVERAGE, "cifar10": AVERAGE}),
 }
 
 
 COSTLY = ("SAM", "IVON")
 """Arms that take more than twice as long as SGD."""
-CORE = tuple(arm for arm in ARMS if arm not in COSTLY)
+LATER = ("SGD, half the epochs", "label smoothing", "average of the weights")
+"""Arms that were added last, and run last."""
+CORE = tuple(arm for arm in ARMS if arm not in COSTLY + LATER)
 WAVES = (
     ("mnist-pair-40", 5, CORE),
     ("mnist-pair-40", 5, COSTLY),
@@ -114,6 +121,11 @@ WAVES = (
     ("mnist-pair-40", 10, CORE + COSTLY),
     ("mnist-sym-40", 10, CORE + COSTLY),
     ("cifar-pair-40", 5, COSTLY),
+    ("mnist-pair-40", 5, LATER),
+    ("mnist-sym-40", 5, LATER),
+    ("cifar-pair-40", 5, LATER),
+    ("mnist-pair-40", 10, LATER),
+    ("mnist-sym-40", 10, LATER),
 )
 """Row, number of seeds and arms, in the order in which they run."""
 

@@ -98,7 +98,8 @@ def percent(values: Sequence[float]) -> str:
     return unbroken(spread(values, 1, factor=100, unit=" %"))
 
 
-NAMES = {"dropout": "p", "b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀"}
+NAMES = {"dropout": "p", "b": "b", "weight_decay": "λ", "rho": "ρ", "lr": "lr", "hess_init": "h₀",
+         "smoothing": "α", "average": "decay"}  # fmt: skip
 
 
 def titled(arm: str, setting: Setting) -> str:
@@ -202,6 +203,9 @@ PAIRS = (
     ("NVRM-SGD", "SAM, half the epochs"),
     ("NVRM-SGD", "SAM"),
     ("NVRM-SGD", "IVON"),
+    ("NVRM-SGD", "label smoothing"),
+    ("NVRM-SGD", "average of the weights"),
+    ("SAM, half the epochs", "SGD, half the epochs"),
 )
 """Comparisons that answer whether noise is better than dropout, and whether both are."""
 

@@ -14,7 +14,15 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import forgetting  # noqa: E402
 import forgetting_table as tables  # noqa: E402
-from forgetting_methods import CHOICE_SEEDS, LONG, METHODS, Method, chosen  # noqa: E402
+from forgetting_methods import (  # noqa: E402
+    CHOICE_SEEDS,
+    LATER,
+    LONG,
+    METHODS,
+    Method,
+    chosen,
+    tried,
+)
 from forgetting_training import Run, Setting, execute, held_out, rates  # noqa: E402
 
 SLOW, FAST = Setting("sgd", 0.01), Setting("sgd", 0.1)
@@ -124,6 +132,21 @@ class TestPlan:
         assert [run.seed for run in runs] == [seed for seed in range(10) for _ in settings]
         assert [run.setting for run in runs[3:6]] == settings
         assert {run.role for run in runs} == {"test"}
+
+    def test_methods_that_were_added_later_run_last(self):
+        later = {LATER[0]: Method(LATER[0], (SLOW,)), **MADE_UP}
+        runs = forgetting.result_runs(later.values(), choice_lines(), 5, 3)
+        assert [run.setting for run in runs[-3:]] == [SLOW] * 3
+        assert SLOW not in {run.setting for run in runs[:-3]}
+        assert list(METHODS)[-len(LATER) :] == list(LATER)
+
+    def test_methods_that_were_not_tried_are_left_out(self):
+        lines = choice_lines({FAST: 0.9, SLOW: 0.8, DROPOUT: 0.7})
+        lines += [line("test", seed, FAST, 0.9) for seed in range(5)]
+        assert list(tried(MADE_UP, lines)) == ["SGD", "dropout"]
+        text = "\n".join(tables.report(lines, {5: 5}, MADE_UP))
+        assert "| SGD |" in text
+        assert "NVRM" not in text.replace("with NVRM", "")
 
     def test_choices_and_results_share_no_seed(self):
         runs = forgetting.choice_runs(METHODS.values())

@@ -61,6 +61,23 @@ class TestMovedWeights:
         assert low < mean < high
         assert high - low < 0.5
 
+    def test_a_baseline_that_was_just_started_is_not_the_best(self):
+        """Its only seed is easier than the others."""
+        lines = [*LINES, line("Adam, half the epochs", 4, 0.99)]
+        assert moved_weights.best_baseline(lines, "2 bits") == "dropout"
+
+    def test_the_average_is_of_all_steps(self):
+        x, y = torch.rand(256, 784), torch.arange(256) % 10
+        kept, last = (
+            moved_weights.train(
+                moved_weights.METHODS["average of the weights"], setting, (x, y), 0, width=8
+            )
+            for setting in ({"average": 0.9}, {})
+        )
+        assert all(
+            not torch.equal(a, b) for a, b in zip(kept.parameters(), last.parameters(), strict=True)
+        )
+
     def test_a_tiny_network_is_trained_in_every_way(self):
         x, y = torch.rand(40, 784), torch.arange(40) % 10
         for name, method in moved_weights.METHODS.items():
@@ -90,8 +107,11 @@ class TestUses:
         assert self.use(0.1).outcome == "preliminary: no difference shown"
 
     def test_the_best_is_taken_over_the_seeds_that_all_have(self):
-        candidates = {"a": {0: 0.5}, "b": {0: 0.6, 1: 0.1}, "c": {0: 0.5, 1: 0.9}}
+        five = range(5)
+        candidates = {"a": dict.fromkeys(five, 0.5) | {5: 0.99}, "b": dict.fromkeys(five, 0.6)}
         assert uses.best(candidates)[0] == "b"
+        assert uses.best(candidates | {"started": dict.fromkeys(range(2), 0.9)})[0] == "b"
+        assert uses.best(candidates | {"late": dict.fromkeys(range(3), 0.7)})[0] == "late"
         assert uses.best({"a": {0: 0.5}, "b": {1: 0.6}})[0] == "b"
 
     def test_a_row_in_words(self):

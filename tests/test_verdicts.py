@@ -492,7 +492,7 @@ def test_a_forest_plot_shows_every_case():
     verdict, _ = checked("pair-flips", diverged(lambda r: r.b == 0.05 and r.noise_rate == 0.1))
     svg = figures.page_forest(verdict, "x")
     for case in verdict.cases:
-        assert f">{case.name}</text>" in svg
+        assert f">{case.name.replace(' = ', figures.NAMED)}</text>" in svg
     assert svg.count("var(--green)") >= 2 * 8
     assert svg.count("> diverged</text>") + svg.count(">  diverged</text>") == 2
 

@@ -115,10 +115,17 @@ def test_the_waves_cover_the_plan():
     assert last == {(name, arm): row.seeds for name, row in plan.ROWS.items() for arm in plan.ARMS}
 
 
+def test_arms_that_were_added_later_run_last():
+    order = [arm for _, _, arms in plan.WAVES for arm in arms]
+    assert min(map(order.index, plan.LATER)) > max(
+        index for index, arm in enumerate(order) if arm not in plan.LATER
+    )
+
+
 def test_what_is_left_is_counted():
     lines = [*choices(), line("SGD", 10), line("SGD", 11)]
     assert plan.left(lines).splitlines()[0] == (
-        "mnist-pair-40: 4 of 21 choice runs, 2 of 90 reported runs"
+        "mnist-pair-40: 4 of 26 choice runs, 2 of 120 reported runs"
     )
 
 
@@ -261,6 +268,16 @@ def test_every_arm_trains_and_is_measured(tiny, arm):
     assert made["best"]["held_out"] == pytest.approx(max(made["curves"]["held_out"]))
     assert made["finding"].keys() == tables.SCORES.keys()
     assert all(0 <= s["auroc"] <= 1 for s in made["finding"].values())
+
+
+def test_smoothing_and_averages_change_the_network(tiny):
+    plain = wrong_labels.run_one(run_of("SGD"))
+    for setting in ({"smoothing": 0.6}, {"average": 0.9}):
+        other = wrong_labels.run_one(run_of("SGD") | {"setting": setting})
+        assert other["last"]["held_out_loss"] != plain["last"]["held_out_loss"]
+    # The training itself does not see the average.
+    assert other["curves"]["running"] == plain["curves"]["running"]
+    assert other["finding"]["AUM"] == plain["finding"]["AUM"]
 
 
 def test_a_run_can_be_repeated(tiny):

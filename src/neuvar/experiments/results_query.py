@@ -112,7 +112,7 @@ def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str
     noisy = with_noise(results)
     several = b in values(noisy, "b") and len(values(noisy, "b")) > 1
     compared, how = choice(noisy, fixed) if several else (None, "")
-    tried = " (only tried)" if several and only_tried(results, b) else ""
+    tried = " (tried)" if several and only_tried(results, b) else ""
     return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else tried
 
 

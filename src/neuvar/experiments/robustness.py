@@ -58,7 +58,7 @@ def table(results: Sequence[Result]) -> Table:
 
     columns = {f"noise {scale:g}": noisy(scale) for scale in shown}
     clean = {
-        "training, last epoch": query.last("train_accuracy"),
+        "training": query.last("train_accuracy"),
         "no noise": query.last("test_accuracy"),
     }
     rows = query.rows_by_b(networks(results), "SGD")

@@ -258,8 +258,11 @@ def _set_ticks(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=integers, steps=STEPS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    if not is_log(panel):
+    low, high = axes.get_ylim()
+    if not is_log(panel) or high < 1.5 * low:
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    elif high < 30 * low:  # there may be no power of ten
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
     axes.yaxis.set_minor_locator(NullLocator())
     factor, unit = (100, "\u00a0%") if panel.percent else (1, "")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{round(factor * y, 6):g}{unit}"))
@@ -374,6 +377,8 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
 
 WORD_COLOURS = {"better": "#0b6e4f", "worse": "#a33c00"}
 UNDECIDED = "#5d5486"
+NAMED = "\u00a0=\u00a0"
+"""An equals sign that keeps a number on the line of its name."""
 WORD_MARKERS = {"better": "o", "worse": "X"}
 """A comparison that decides nothing has a diamond."""
 
@@ -387,7 +392,10 @@ def forest(verdict: Verdict, width: float = 4.6, *, captioned: bool = True) -> F
         _unit(case): [c for c in verdict.cases if _unit(c) == _unit(case)] for case in verdict.cases
     }
     names = {
-        unit: [textwrap.fill(printable(c.name), int(CASE_LETTERS * width)) for c in cases]
+        unit: [
+            textwrap.fill(printable(c.name).replace(" = ", NAMED), int(CASE_LETTERS * width))
+            for c in cases
+        ]
         for unit, cases in units.items()
     }
     heights = [0.7 + sum(0.24 + 0.14 * (1 + n.count("\n")) for n in names[unit]) for unit in units]
