@@ -391,6 +391,18 @@ class TestFigures:
             assert high[0] == 1.0
             assert (low[1] < 0) == signed
 
+    @pytest.mark.parametrize(
+        "values", [(0.4, 0.5), (0.41, 0.44), (0.2, 0.9), (1.1, 9.0), (0.003, 0.4), (0.02, 90.0)]
+    )
+    def test_a_logarithmic_axis_has_numbers(self, values):
+        shown = panel(values, percent=False, log_y=True)
+        with figures.plain_matplotlib("x"):
+            axes = figures.make_figure([shown]).axes[0]
+            low, high = axes.get_ylim()
+            ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert axes.get_yscale() == "log"
+        assert 2 <= len(ticks) <= 9
+
     def test_a_logarithmic_axis_holds_bands_and_is_given_up_without_positive_means(self):
         rows = ((0.1, 30.0), (0.3, 1000.0), (0.2, 1.0))
         shown = panel(*rows, percent=False, log_y=True)

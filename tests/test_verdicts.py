@@ -96,6 +96,16 @@ class TestDivergence:
         assert all((c.word, c.differences, c.lost) == ("diverged", (), FIVE) for c in ranges)
         assert verdict.outcome == "undecided"
 
+    @pytest.mark.parametrize("b", [0.01, 0.05])
+    def test_a_range_with_a_missing_accuracy_is_lost(self, b):
+        runs = EXPERIMENTS["noise-types"].runs("cpu", FIVE)
+        results = [result(run, nvrm_ahead(run)) for run in runs]
+        for lost in (r for r in results if (r.run.noise, r.run.b) == ("uniform", b)):
+            lost.line["last"]["test_accuracy"] = None
+        verdict = EXPERIMENTS["noise-types"].check(results)
+        assert verdict.outcome == "undecided"
+        assert [c.lost for c in verdict.cases if "range" in c.name] == [FIVE, FIVE]
+
     def test_memorizing_nothing_because_nothing_was_learned(self):
         """The network guesses, so it memorizes a tenth of the wrong labels."""
         runs = EXPERIMENTS["gradient-noise"].runs("cpu", FIVE)

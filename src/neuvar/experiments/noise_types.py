@@ -95,7 +95,8 @@ def check(results: Sequence[Result]) -> Verdict:
 def _spread(results: Sequence[Result], grid: Sequence[float]) -> dict[int, float]:
     """The range of the test accuracy over b, by seed, for the seeds that have every b.
 
-    A run that diverged has the accuracy of chance. NaN where no b learned anything.
+    A run that diverged has the accuracy of chance. NaN where no b learned anything, or where an
+    accuracy is missing.
     """
     scores: dict[int, list[float]] = {}
     for result in results:
@@ -103,9 +104,8 @@ def _spread(results: Sequence[Result], grid: Sequence[float]) -> dict[int, float
             score = result.last("test_accuracy") if result.finished else CHANCE
             scores.setdefault(result.run.seed, []).append(score)
     whole = {seed: x for seed, x in scores.items() if len(x) == len(grid) > 1}
-    return {
-        seed: max(x) - min(x) if max(x) > LEARNED else math.nan for seed, x in whole.items()
-    }
+    learned = {s: math.isfinite(sum(x)) and max(x) > LEARNED for s, x in whole.items()}
+    return {s: max(x) - min(x) if learned[s] else math.nan for s, x in whole.items()}
 
 
 EXPERIMENT = Experiment(
