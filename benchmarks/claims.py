@@ -3,11 +3,11 @@
     neuvar run benchmarks/claims_*.py --workers 2
     neuvar report benchmarks/claims_*.py
 
-All runs take about eleven hours on two cores with bfloat16. Ctrl-C stops them, and the same command
-continues. First come two trials of every b, which only choose: the b with the best mean accuracy on
-held-out images wins. Then come the trials that are judged, with SGD and with the chosen b. Verdicts,
-figures and tables are those of the experiments ``robustness``, ``generalization``, ``noise-types``
-and ``gradient-noise``. ``make report`` writes them into docs/reproduction.md.
+All runs take about eleven hours on two cores with bfloat16. Ctrl-C stops them, and the same
+command continues. First come two trials of every b, which only choose: the b with the best mean
+accuracy on held-out images wins. Then come the trials that are judged, with SGD and with the chosen
+b. Verdicts, figures and tables are those of the experiments ``robustness``, ``generalization``,
+``noise-types`` and ``gradient-noise``. ``make report`` writes them into docs/reproduction.md.
 """
 
 from __future__ import annotations

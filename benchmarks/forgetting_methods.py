@@ -142,11 +142,17 @@ METHODS = {
             (replace(LINEAR, lr=5e-4, b=0.02), replace(LINEAR, lr=0.002, b=0.03)),
             without_noise="Adam, falling rate",
         ),
-        Method("NVRM-Adam + SI", varied(replace(SI, strength=30.0), "b", (0.003, 0.01)),
-               without_noise="Adam + SI"),
+        Method(
+            "NVRM-Adam + SI",
+            varied(replace(SI, strength=30.0), "b", (0.003, 0.01)),
+            without_noise="Adam + SI",
+        ),
         Method("SGD + EWC", varied(SGD_EWC, "strength", (30.0, 100.0, 300.0))),
-        Method("NVRM-SGD + EWC", varied(replace(SGD_EWC, strength=100.0), "b", (0.003, 0.01)),
-               without_noise="SGD + EWC"),
+        Method(
+            "NVRM-SGD + EWC",
+            varied(replace(SGD_EWC, strength=100.0), "b", (0.003, 0.01)),
+            without_noise="SGD + EWC",
+        ),
     )
 }
 LONG = ("stable SGD", "Adam + MAS", "NVRM-Adam + MAS", "Adam + EWC", "NVRM-Adam + EWC")

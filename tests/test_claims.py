@@ -1,4 +1,4 @@
-"""The larger runs of four claims: first b is chosen, then it is judged, by the same logic as ever."""
+"""The larger runs of four claims: first b is chosen, then it is judged by the usual logic."""
 
 import sys
 from pathlib import Path

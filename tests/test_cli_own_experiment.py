@@ -64,6 +64,12 @@ def test_the_example_is_run_resumed_listed_and_reported(here, capsys):
     assert "With 40 % wrong labels, NVRM-SGD has a higher test accuracy than SGD." in page
     assert "neuvar run my_experiment.py --scale smoke" in page
     assert (here / "out" / "report" / "figures" / "my_experiment-smoke.svg").exists()
+    document = here / "mine.md"
+    document.write_text(
+        "<!-- begin results my_experiment smoke --><!-- end results my_experiment smoke -->"
+    )
+    code, out, _ = neuvar(capsys, "report my_experiment.py --scale smoke --into mine.md")
+    assert (code, "updated: mine.md" in out) == (0, True)
 
 
 def test_its_name_comes_from_the_file(here):

@@ -217,7 +217,6 @@ class TestChoice:
         case = compare("A", noisy, matching([*few, *more], b=0), "test_accuracy")
         assert case.name == "A, b = 2"
 
-
     def test_some_b_have_no_trials_for_choosing(self):
         """The first b would be chosen without a rival."""
         results = trials((0.5, 0.5), (0.7, 0.1), (0.9, 0.9))

@@ -248,9 +248,7 @@ def compare(
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
         trials = by_seed([r for r in matching(results, b=b) if not r.for_choice])
         sign = -1 if lower else 1
-        scores.append(
-            {s: sign * value(r) if r.finished else -math.inf for s, r in trials.items()}
-        )
+        scores.append({s: sign * value(r) if r.finished else -math.inf for s, r in trials.items()})
     if compared:
         name += f", b = {' against '.join(compared)}"
     high, low = scores

@@ -472,7 +472,9 @@ def forest_caption(verdict: Verdict) -> str:
     counts = sorted({len(case.differences) for case in verdict.cases if case.differences})
     text = "Points are mean differences over the same seeds, lines 95 % intervals"
     n = "0" if not counts else "–".join(dict.fromkeys(str(x) for x in (counts[0], counts[-1])))
-    text += f"; n = {n} trials. Green circles are better, red crosses worse, violet diamonds neither."
+    text += (
+        f"; n = {n} trials. Green circles are better, red crosses worse, violet diamonds neither."
+    )
     hows = dict.fromkeys(case.choice for case in verdict.cases if case.choice)
     words = [how if how.startswith("no b") else f"b was {how}" for how in hows]
     return text + "".join(f" Where several b were run, {how}." for how in words)
