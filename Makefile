@@ -54,8 +54,10 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 bench: $(VENV)/.installed-bench ## speed and memory beside peers
 	$(BIN)/python benchmarks/optimizers.py
 
+CLAIMS := $(patsubst %,benchmarks/claims_%.py,robustness generalization noise_types gradient_noise)
+
 report: $(VENV)/.installed-dev ## figures, page and documents from the lines in results/
-	$(BIN)/neuvar report all benchmarks/claims_*.py --out docs/report --into docs/results.md docs/reproduction.md
+	$(BIN)/neuvar report all $(CLAIMS) --out docs/report --into docs/results.md docs/reproduction.md
 	$(BIN)/python tools/write_tables.py
 
 docs: $(VENV)/.installed-docs ## build the site into site/
