@@ -120,6 +120,22 @@ def test_a_column_without_any_value_and_columns_that_never_repeat():
         read_source(path, drop=["size", "rooms", "roof", "built", "about"])
 
 
+@pytest.mark.parametrize(("first", "rows"), [(0, ROWS), (1, ROWS), (1000, 20), (0, 19)])
+def test_a_column_that_counts_the_rows_is_left_out(first, rows):
+    counts = list(range(first, first + rows))
+    columns = {"id": counts, "x": [1.5] * rows, "down": counts[::-1]}
+    labels = ["x"] * (rows // 2) + ["y"] * (rows - rows // 2)
+    pd.DataFrame(columns | {"label": labels}).to_csv("t.csv", index=False)
+    source = read_source(Path("t.csv"), labels="label")
+    if rows >= 20:
+        assert source.columns == ("x", "down")
+        assert source.left_out == ("column 'id' (it counts the rows)",)
+        alone = read_source(Path("t.csv"), labels="label", drop=["x", "down"])
+        assert alone.columns == ("id",)  # nothing else is left to learn from
+    else:
+        assert source.columns == ("id", "x", "down")
+
+
 def test_unusual_values():
     assert unusual_cells(["a few words", "other words here"] * 3).tolist() == [False] * 6
     assert unusual_cells([""] * 4).tolist() == [False] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,16 @@ MAX_CATEGORIES = 50
 """Categories of a column; its rarer values share the last one."""
 FEW_VALUES = 20
 """A column with at most this many values, or with five or more rows per value, has categories."""
+ROWS_TO_COUNT = 20
+"""From this number of rows on, a column that only counts them is left out."""
 TEXT_WORDS = 2.5
 """The cells of a column of text have at least this many words on average."""
 TEXT_FEATURES = 300
 """Features of each column of text."""
+NEVER_REPEATS = "too many different values"
+COUNTS_ROWS = "it counts the rows"
+LEFT_OUT = (NEVER_REPEATS, COUNTS_ROWS)
+"""Reasons to leave a column out."""
 NEEDS_SKLEARN = (
     "tables with missing values, dates, categories or text need scikit-learn: "
     'pip install "neuvar[clean]"'
@@ -55,7 +61,7 @@ class Features:
 @dataclass(frozen=True, eq=False)
 class _Column:
     name: str
-    kind: str  # "number", "date", "category", "text" or "id"
+    kind: str  # "number", "date", "category", "text", or a reason to leave it out
     values: Array  # float64 with nan for missing values, or text
     series: Any  # as it was read
 
@@ -94,7 +100,9 @@ def _read_column(series: Any) -> _Column:
     name, n = series.name, len(series)
     if series.dtype.kind in "biuf":
         values = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        return _Column(name, "number", values, series)
+        # In a table that is sorted by the labels, row numbers would give them away.
+        counts = n >= ROWS_TO_COUNT and bool((np.diff(values) == 1).all())
+        return _Column(name, COUNTS_ROWS if counts else "number", values, series)
     clean = ["" if text.lower() in MISSING else text for text in map(_cell, series.tolist())]
     known = np.array([bool(text) for text in clean])
     text = pd.Series(clean, dtype=object)
@@ -129,7 +137,7 @@ def _text_kind(texts: Any, n: int) -> str:
     values = texts.nunique()
     if values <= max(FEW_VALUES, n / 5):
         return "category"
-    return "text" if texts.str.split().str.len().mean() >= TEXT_WORDS else "id"
+    return "text" if texts.str.split().str.len().mean() >= TEXT_WORDS else NEVER_REPEATS
 
 
 def _cell(value: Any) -> str:
@@ -142,6 +150,8 @@ def _cell(value: Any) -> str:
 def _problem(column: _Column, path: Path) -> str:
     """What is wrong with a column; empty if nothing is."""
     series = column.series
+    if column.kind == COUNTS_ROWS:
+        return ""
     if column.kind != "number":
         binary = any("\0" in str(value) for value in series)
         return f"column {column.name!r} must be text, it has NUL characters" if binary else ""
@@ -163,11 +173,11 @@ def _problem(column: _Column, path: Path) -> str:
 
 
 def _encode(columns: list[_Column], path: Path) -> Features:
-    used = [column for column in columns if column.kind != "id"]
+    if len(columns) == 1 and columns[0].kind == COUNTS_ROWS:
+        columns = [replace(columns[0], kind="number")]
+    used = [column for column in columns if column.kind not in LEFT_OUT]
     left_out = tuple(
-        f"column {column.name!r} (too many different values)"
-        for column in columns
-        if column.kind == "id"
+        f"column {column.name!r} ({column.kind})" for column in columns if column.kind in LEFT_OUT
     )
     if not used:
         raise ValueError(f"{path} must have columns whose values repeat, besides the labels")
