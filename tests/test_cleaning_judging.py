@@ -41,7 +41,7 @@ class TestOneExample:
         assert found.suggested.tolist() == [0, 1, 1]
         assert found.ranked.tolist() == [1, 2, 0]
         assert found.worst.tolist() == [1]
-        assert found.sure(0.5).tolist() == [False, True, False]
+        assert found.sure(0.2).tolist() == [False, True, False]
         assert found.cleaned.tolist() == [0, 2, 1]  # one example of three is no proof
         assert found.pairs.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
         assert len(found) == 3

@@ -19,12 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from neuvar.measures.estimate import normal_quantile, wilson
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK, CHUNK_NUMBERS = 10_000, 250_000
 """Largest number of examples, and of probabilities, processed at once: copies stay small."""
 SMOOTHING = 0.01
 """Share of uniform probabilities that is mixed in: no class is impossible."""
+RANK_SMOOTHING = 1e-6
+"""The same for the ranking, where the order of very small probabilities matters."""
 CONFIDENT = 0.2
 """Share of the predictions of each class, the most confident ones, from which T is counted."""
 SHARPNESS = 1.3
@@ -33,6 +37,10 @@ HISTORY_SHARPNESS = 3.0
 """The same for a mean over training, which is flat because it includes early epochs."""
 HARD = 1.2
 """ε, if confident predictions never contradict a label."""
+PRIOR_COUNTS = tuple(4.0**k for k in range(9))
+"""Numbers of counts that the common rate of flips may stand for, in the estimate of T."""
+TOLERANCE = 1.92
+"""The smallest number is taken whose log likelihood is at most this far below the largest."""
 CLASS_WEIGHT = 0.35
 """Weight of the mean confidence in the labels of a class."""
 FLIP_SHARE = 0.25
@@ -45,6 +53,10 @@ training counts as weak only if it contradicts almost no label with high confide
 """
 SURE = 0.9
 """Labels that are wrong with at least this probability give the lower end of the noise rate."""
+CONFIDENCE_GROUPS = 10
+"""Groups of equal size, by confidence, in which contradicted labels are counted."""
+FLIPS_CONFIDENCE = 0.95
+"""Confidence level of the interval whose lower end is the smallest rate of flips."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
 """Largest number of examples, and of probabilities, from which the temperature is estimated."""
 
@@ -61,12 +73,17 @@ class NoiseModel:
             It is near 1 if labels are flipped from class to class, and near 0 if labels are wrong
             where examples are hard.
         exponent: power of the probabilities with which they and T explain the labels best.
+        least_flips: lower end of the interval of the rate of contradicted labels among the most
+            confident predictions.
+        clearest: indices of these contradicted labels.
     """
 
     transition: Array
     contradicted: float
     flip_share: float
     exponent: float
+    least_flips: float
+    clearest: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +95,7 @@ class Posterior:
         flagged: whether the label should be looked at: it is more likely wrong than right, before
             the probability is lowered for a weak network.
         other: most probable true class other than the given one.
-        other_probability: its probability.
+        other_probability: its probability, limited where it may be a mistake of the network.
         quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
         certain: share of labels that are wrong even if the network errs on every unclear example; a
             lower bound of the noise rate.
@@ -105,15 +122,19 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     predicted = p.argmax(1)
     confident = _most_confident(predicted, p.max(1), classes)
     pairs = predicted[confident] * classes + y[confident]
-    counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes) + 1 / classes
+    counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
     contradicted = predicted != y
     rate = float(contradicted.mean())
     share = min(1.0, float(contradicted[confident].mean()) / rate) if rate else 0.0
-    transition = counts / counts.sum(1, keepdims=True)
+    transition = _shrunk_rates(counts)
     count = min(n, SAMPLE, max(1000, SAMPLE_NUMBERS // classes))
     sample = np.random.default_rng(0).permutation(n)[:count] if count < n else np.arange(n)
     exponent = _fit_exponent(p[sample], y[sample], transition)
-    return NoiseModel(transition, rate, share, exponent)
+    flips, z = float(contradicted[confident].mean()), normal_quantile(FLIPS_CONFIDENCE)
+    least, _ = wilson(flips, float(len(confident)), z)
+    return NoiseModel(
+        transition, rate, share, exponent, least, confident[contradicted[confident]]
+    )
 
 
 def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
@@ -123,6 +144,30 @@ def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
     starts = np.cumsum(counts) - counts
     stops = starts + np.ceil(CONFIDENT * counts).astype(np.int64)
     return np.concatenate([order[a:b] for a, b in zip(starts, stops, strict=True)])
+
+
+def _shrunk_rates(counts: Array) -> Array:
+    """Rates of each row, shrunk to one common rate of flips to any other class.
+
+    With many classes, few counts say little about a pair of them. The strength of the shrinkage is
+    that with which all counts but one predict this one well (leave one out).
+    """
+    classes = len(counts)
+    counts = counts + 1 / classes  # each pair is possible
+    totals = counts.sum(1)
+    flips = 1 - np.trace(counts) / totals.sum()
+    common = np.full((classes, classes), flips / (classes - 1))
+    np.fill_diagonal(common, 1 - flips)
+    cells = np.nonzero(counts >= 1)
+    seen, expected, of = counts[cells], common[cells], totals[cells[0]]
+    fits = [
+        float((seen * np.log((seen - 1 + prior * expected) / (of - 1 + prior))).sum())
+        for prior in PRIOR_COUNTS
+    ]
+    candidates = zip(PRIOR_COUNTS, fits, strict=True)
+    prior = next(prior for prior, fit in candidates if fit >= max(fits) - TOLERANCE)
+    rates: Array = (counts + prior * common) / (totals[:, None] + prior)
+    return rates
 
 
 def _fit_exponent(p: Array, y: Array, transition: Array) -> float:
@@ -151,8 +196,8 @@ def _fit_exponent(p: Array, y: Array, transition: Array) -> float:
     return float(np.exp((low + high) / 2))
 
 
-def _smooth_log(p: Array) -> Array:
-    logs: Array = np.log((1 - SMOOTHING) * p.astype(np.float64) + SMOOTHING / p.shape[1])
+def _smooth_log(p: Array, share: float = SMOOTHING) -> Array:
+    logs: Array = np.log((1 - share) * p.astype(np.float64) + share / p.shape[1])
     return logs
 
 
@@ -185,9 +230,10 @@ def label_posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = Fa
         logs, given = _smooth_log(p[part]), y[part]
         rows, flips = np.arange(len(given)), model.transition.T[given]
         own[part] = _power(logs, power)[rows, given]
-        own_soft[part] = _power(logs, 0.5)[rows, given]
         likelihood = flips + eps * own[part, None]
-        doubt[part], *_ = _against(_power(logs, SHARPNESS * power) * likelihood, given)
+        sharp = _smooth_log(p[part], RANK_SMOOTHING)
+        own_soft[part] = _power(sharp, 0.5)[rows, given]
+        doubt[part], *_ = _against(_power(sharp, SHARPNESS * power) * likelihood, given)
         sharpness = HISTORY_SHARPNESS if history else SHARPNESS
         belief = _power(logs, sharpness * power) * likelihood
         log_odds[part], other[part], other_probability[part] = _against(belief, given)
@@ -204,7 +250,25 @@ def label_posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = Fa
         chance = _sigmoid(log_odds[part] + shift)
         flagged[part], wrong[part] = (1 - MISFIT) * chance > 0.5, trust * chance
     other_probability *= trust
+    _limit_probability(other_probability, p, y, model)
     return Posterior(wrong, flagged, other, other_probability, quality, certain / n)
+
+
+def _limit_probability(probability: Array, p: Array, y: Array, model: NoiseModel) -> None:
+    """Lower the probabilities of suggestions that may be mistakes of the network, in place.
+
+    Flips are as frequent at any confidence. Where more than twice as many labels are contradicted,
+    most contradictions may be mistakes. And no suggestion is more certain than the median of those
+    of the most confident predictions: single ones that seem to be are selected by chance.
+    """
+    contradicted = p.argmax(1) != y
+    order = np.argsort(-p.max(1), kind="stable")
+    for group in np.array_split(order, min(CONFIDENCE_GROUPS, len(p))):
+        if contradicted[group].mean() > 2 * model.least_flips:
+            probability[group] *= 0.5
+    if len(model.clearest):
+        limit = np.median(probability[model.clearest])
+        np.minimum(probability, limit, out=probability)
 
 
 def _against(belief: Array, given: Array) -> tuple[Array, Array, Array]:

@@ -176,6 +176,9 @@ def judge_labels(
     multiplied by 0.95. A label is flagged if the result is above 0.5, and the probabilities prefer
     another class. For ``error_probability`` the factor is lower if the network is weak: it is
     reduced by the share of labels that predictions contradict with little confidence.
+    ``suggestion_probability`` is limited further, because suggestions replace labels: it is halved
+    where predictions of similar confidence contradict labels more than twice as often as the most
+    confident ones (lower end of the interval), and is at most the median of the suggestions there.
 
     The noise rate is the fraction of flagged labels, and the transition matrix counts the given
     labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.
