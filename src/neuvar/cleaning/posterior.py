@@ -132,9 +132,7 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     exponent = _fit_exponent(p[sample], y[sample], transition)
     flips, z = float(contradicted[confident].mean()), normal_quantile(FLIPS_CONFIDENCE)
     least, _ = wilson(flips, float(len(confident)), z)
-    return NoiseModel(
-        transition, rate, share, exponent, least, confident[contradicted[confident]]
-    )
+    return NoiseModel(transition, rate, share, exponent, least, confident[contradicted[confident]])
 
 
 def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
