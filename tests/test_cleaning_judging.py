@@ -270,6 +270,55 @@ class TestPosterior:
         assert (found.error_probability[-150:] < 0.9).all()
         assert (found.cleaned == y).all()
 
+    def test_very_small_probabilities_are_ranked(self):
+        """An overconfident network: right labels at 1e-4, wrong ones at 1e-6, none is 0."""
+        y = np.arange(600) % 3
+        p = np.full((600, 3), 0.0005)
+        p[np.arange(600), y] = 0.999
+        p[:20] = [[0.9998, 0.0001, 0.0001], [0.7, 0.3 - 1e-6, 1e-6]] * 10
+        y[:20] = 2
+        found = judge_labels(p, y)
+        assert sorted(found.ranked[:10]) == list(range(1, 20, 2))
+
+    def test_rates_of_many_classes_are_shrunk_and_those_of_few_are_not(self):
+        rng = np.random.default_rng(6)
+        true = rng.integers(100, size=10_000)
+        given = np.where(rng.random(10_000) < 0.3, rng.integers(100, size=10_000), true)
+        p = np.full((10_000, 100), 0.001)
+        p[np.arange(10_000), true] = 0.901
+        transition = fit_noise_model(p, given).transition
+        assert transition.sum(1) == pytest.approx(1)
+        flips = transition[~np.eye(100, dtype=bool)]
+        assert flips.max() < 3 * flips.min()  # counts are from 0 to 2
+        p, y, _ = noisy(rng, n=6000)
+        transition = fit_noise_model(p, y).transition
+        assert transition[0, 1] == pytest.approx(0.3, abs=0.06)
+        assert transition[0, 2] < 0.01
+
+    def test_nothing_is_replaced_where_mistakes_outnumber_flips(self):
+        """5 % flips everywhere, and a network that is mostly wrong where it is less confident."""
+        rng = np.random.default_rng(7)
+        true = rng.integers(3, size=3000)
+        predicted, top = true.copy(), np.full(3000, 0.995)
+        top[:300] = 0.993
+        predicted[:300] = np.where(rng.random(300) < 0.6, (true[:300] + 1) % 3, true[:300])
+        p = np.repeat((1 - top)[:, None] / 2, 3, axis=1)
+        p[np.arange(3000), predicted] = top
+        given = np.where(rng.random(3000) < 0.05, (true + 2) % 3, true)
+        found = judge_labels(p, given)
+        assert found.flagged[:300].mean() > 0.5
+        sure = found.sure(0.8)
+        assert not sure[:300].any()
+        assert sure[300:].mean() > 0.03
+        assert (found.suggested == true)[sure].all()
+
+    def test_a_few_suggestions_are_not_more_certain_than_the_clearest_ones(self):
+        p, y, _ = noisy(np.random.default_rng(8))
+        found = judge_labels(p, y)
+        clearest = fit_noise_model(p, y).clearest
+        limit = np.median(found.suggestion_probability[clearest])
+        assert (found.suggestion_probability <= limit + 1e-12).all()
+
     def test_a_sample_of_many_examples_is_enough_for_the_exponent(self, monkeypatch):
         transition = np.full((3, 3), 0.1) + 0.7 * np.eye(3)
         p, _, given = self.drawn(np.random.default_rng(3), transition)
