@@ -237,13 +237,13 @@ class TestWhatIsFound:
         assert find_label_issues(p, ["b", "d", "d"] * 3, names=names).values.tolist() == names
 
     def test_values_may_be_any_objects(self):
-        p = np.array([[0.99, 0.01], [0.01, 0.99], [0.01, 0.99]] * 20)
-        given = [(1, 2), (3,), (1, 2)] * 20
+        p = np.array([[0.99, 0.01], [0.01, 0.99], [0.01, 0.99]] * 60)
+        given = [(1, 2), (3,), (1, 2)] * 60
         items = ConcatDataset([[(torch.zeros(2), label) for label in given]])
         found = find_label_issues(p, items)
         assert found.values.tolist() == [(1, 2), (3,)]
-        assert found.cleaned.tolist() == [(1, 2), (3,), (3,)] * 20
-        assert find_label_issues(p, [False, True, False] * 20).cleaned.tolist() == [0, 1, 1] * 20
+        assert found.cleaned.tolist() == [(1, 2), (3,), (3,)] * 60
+        assert find_label_issues(p, [False, True, False] * 60).cleaned.tolist() == [0, 1, 1] * 60
 
     def test_a_folder_has_its_files_and_the_names_of_its_folders(self, tmp_path):
         image = pytest.importorskip("PIL.Image")

@@ -53,8 +53,8 @@ training counts as weak only if it contradicts almost no label with high confide
 """
 SURE = 0.9
 """Labels that are wrong with at least this probability give the lower end of the noise rate."""
-CONFIDENCE_GROUPS = 10
-"""Groups of equal size, by confidence, in which contradicted labels are counted."""
+GROUPS, GROUP_SIZE = 10, 100
+"""Most groups by confidence, in which contradicted labels are counted, and their smallest size."""
 FLIPS_CONFIDENCE = 0.95
 """Confidence level of the interval whose lower end is the smallest rate of flips."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
@@ -261,7 +261,7 @@ def _limit_probability(probability: Array, p: Array, y: Array, model: NoiseModel
     """
     contradicted = p.argmax(1) != y
     order = np.argsort(-p.max(1), kind="stable")
-    for group in np.array_split(order, min(CONFIDENCE_GROUPS, len(p))):
+    for group in np.array_split(order, max(1, min(GROUPS, len(p) // GROUP_SIZE))):
         if contradicted[group].mean() > 2 * model.least_flips:
             probability[group] *= 0.5
     if len(model.clearest):
