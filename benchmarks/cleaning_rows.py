@@ -6,6 +6,7 @@
 Each method finds the wrong labels of each row, with five seeds:
 
 - neuvar: what ``find_label_issues`` does by default; for text, what ``neuvar clean`` does;
+- noise: the same with weight noise, ``b="auto"``; not for text;
 - cleanlab: the same network without noise, or the same linear model, in five folds;
 - AUM: mean margin of the logits over one plain training; labels with a negative margin are flagged;
 - dropout: mean probabilities over one training with dropout 0.5, judged by neuvar's rule;
@@ -68,7 +69,7 @@ from wrong_labels import margin
 RESULTS = Path(__file__).parents[1] / "results"
 FIRST_SEED, FOLDS, NEIGHBOURS, DROPOUT = 10, 5, 10, 0.5
 TRAINING = {"batch_size": 128, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "device": "cpu"}
-METHODS = ("neuvar", "cleanlab", "AUM", "dropout", "neighbours")
+METHODS = ("neuvar", "cleanlab", "AUM", "dropout", "neighbours", "noise")
 PACKAGES = ("numpy", "torch", "sklearn", "matplotlib")
 Array = np.ndarray[Any, np.dtype[Any]]
 Line = dict[str, Any]
@@ -249,13 +250,19 @@ def run_job(job: dict[str, Any], options: dict[str, Any]) -> Line:
     return line | {"last": found, "seconds": total} | provenance("cpu", 1)
 
 
-def with_neuvar(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
+def with_neuvar(
+    task: Task, row: Row, training: Any, b: str | None = None
+) -> tuple[LabelIssues, int]:
     if row.data in TEXTS:
         data = task.given.inputs.numpy(), task.given.labels
         return find_label_issues(LogisticRegression(max_iter=1000), data), FOLDS
     network = network_for(task.given, seed=training["seed"])
-    p = train_once(network, task.given, b="auto", **training).probabilities
+    p = train_once(network, task.given, b=b, **training).probabilities
     return judge_labels(p, task.given.labels, history=True), 1
+
+
+def with_noise(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
+    return with_neuvar(task, row, training, b="auto")
 
 
 def with_cleanlab(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
@@ -319,6 +326,7 @@ FIND: dict[str, Callable[..., tuple[LabelIssues, int]]] = {
     "AUM": with_aum,
     "dropout": with_dropout,
     "neighbours": with_neighbours,
+    "noise": with_noise,
 }
 
 
@@ -375,6 +383,7 @@ def jobs(rows: list[str], seeds: int, *, tiny: bool = False) -> list[dict[str, A
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for row, (images, epochs) in sizes.items()
         for method in METHODS
+        if method != "noise" or ROWS[row].data not in TEXTS
     ]
 
 

@@ -277,9 +277,18 @@ class TestFit:
         theirs = dict(inspect.signature(find_label_issues).parameters)
         theirs["random_state"] = theirs.pop("seed")
         # Clones for other folds would find the checkpoint of the first one.
-        assert set(ours) - {"draws"} == set(theirs) - {"data", "trained", "names", "checkpoint"}
-        for name in set(ours) - {"model", "draws"}:
+        not_ours = {"data", "trained", "names", "checkpoint", "rho"}
+        assert set(ours) - {"draws"} == set(theirs) - not_ours
+        for name in set(ours) - {"model", "draws", "b"}:
             assert ours[name].default == theirs[name].default
+
+    def test_without_noise_it_trains_with_sam_and_predicts_at_the_clean_weights(self):
+        features, true, given = examples()
+        sam = classifier(b=None, epochs=20).fit(features, given)
+        assert sam.label_issues_.b is None
+        assert sam.label_issues_.flagged[given != true].mean() > 0.9
+        clean = sam.set_params(draws=0).predict_proba(features)
+        assert np.allclose(sam.set_params(draws=2).predict_proba(features), clean)
 
 
 class TestWeights:

@@ -9,12 +9,14 @@ from torch import nn
 from torch.utils.data import ConcatDataset, TensorDataset
 
 import neuvar
-from neuvar import find_label_issues
-from neuvar.cleaning import read_examples
+from neuvar import NVRMSGD, find_label_issues
+from neuvar.baselines import SAM
+from neuvar.cleaning import find, read_examples
 from neuvar.cleaning.find import History, make_batches, network_for, predict, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp
+from neuvar.train import fit
 from neuvar.train.model_setup import avoid_single
 from tests.toy import same
 
@@ -477,3 +479,27 @@ class TestWhatIsRefused:
         assert neuvar.cleaning.NVRMClassifier.__name__ == "NVRMClassifier"
         with pytest.raises(AttributeError, match="has no attribute 'Other'"):
             _ = neuvar.cleaning.Other
+
+
+def test_by_default_sam_takes_as_many_gradients_as_noise(monkeypatch):
+    """Half of the epochs with two gradients each, at the radius that is asked for."""
+    asked = []
+
+    def watched(network, batches, optimizer, **options):
+        asked.append((optimizer, options["epochs"]))
+        return fit(network, batches, optimizer, **options)
+
+    monkeypatch.setattr(find, "fit", watched)
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    data = x + 4 * torch.eye(4)[torch.arange(60) % 3], torch.arange(60) % 3
+    for options, epochs in (({}, 3), ({"rho": 0.2}, 3), ({"b": 0.01}, 5), ({"b": "auto"}, 5)):
+        find_label_issues(nn.Linear(4, 3), data, epochs=5, lr=0.5, **options)
+        optimizer, ran = asked.pop()
+        assert ran == epochs
+        assert isinstance(optimizer, NVRMSGD if "b" in options else SAM)
+        if "b" not in options:
+            assert optimizer.param_groups[0]["rho"] == options.get("rho", 0.05)
+    with pytest.raises(ValueError, match="rho has no effect with b"):
+        find_label_issues(nn.Linear(4, 3), data, rho=0.2, b=0.01)
+    with pytest.raises(ValueError, match="rho must be"):
+        find_label_issues(nn.Linear(4, 3), data, rho=-1)

@@ -89,7 +89,7 @@ def rows_of(path):
 
 def test_probabilities_to_files(capsys, digits):
     given, truth = digits
-    words = ["clean", "digits.npz", "--probabilities", "p.npy", "--replace-at", "0.5"]
+    words = ["clean", "digits.npz", "--probabilities", "p.npy", "--replace-at", "0.4"]
     code, out, err = neuvar(capsys, *words)
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -114,7 +114,7 @@ def test_probabilities_to_files(capsys, digits):
     assert [int(row["label"]) for row in rows_of(folder / "labels.csv")] == truth.tolist()
     said = json.loads((folder / "summary.json").read_text())
     assert said["command"] == f"neuvar {' '.join(words)}"
-    assert (said["replaced"], said["replace_at"]) == (2, 0.5)
+    assert (said["replaced"], said["replace_at"]) == (2, 0.4)
     assert said["settings"] == {"probabilities": "p.npy"}
     assert said["seed"] is None
     assert (given[[4, 11]] == 0).all()
@@ -202,10 +202,11 @@ def test_options_reach_the_training(capsys, digits, finder):
     assert isinstance(model, torch.nn.Module)
     assert len(data) == 30
     wanted = {"b": 0.02, "epochs": 7, "batch_size": 16, "lr": 0.05, "seed": 5}
-    assert options == wanted | {"device": "cpu", "precision": "bf16", "checkpoint": None}
+    others = {"rho": TRAINING["rho"], "device": "cpu", "precision": "bf16", "checkpoint": None}
+    assert options == wanted | others
     said = json.loads(Path("a/b/summary.json").read_text())
     assert said["settings"] | wanted == said["settings"]
-    assert "b_at_the_end" not in said["settings"]
+    assert not {"b_at_the_end", "rho"} & set(said["settings"])
     assert said["seed"] == 5
     assert "weights" in said["settings"]["network"]
     assert [line for line in out.splitlines() if line.startswith("trained")] == [
@@ -219,6 +220,13 @@ def test_defaults_are_those_of_the_library(capsys, digits, finder):
     assert finder.calls[0][2] == TRAINING | {"checkpoint": None}
     there = inspect.signature(find_label_issues).parameters
     assert {name: there[name].default for name in TRAINING} == TRAINING
+    said = json.loads(Path("out/clean/summary.json").read_text())
+    assert said["settings"]["rho"] == 0.05
+    assert "b" not in said["settings"]
+
+
+def test_b_at_the_end_is_reported(capsys, digits, finder):
+    assert neuvar(capsys, "clean", "digits.npz", "--b", "auto")[0] == 0
     said = json.loads(Path("out/clean/summary.json").read_text())
     assert said["settings"]["b"] == "auto"
     assert said["settings"]["b_at_the_end"] == 0.03142
@@ -558,7 +566,8 @@ def test_help_has_examples(capsys):
     assert "\nexamples:\n  neuvar clean photos " in out
     for name, value in TRAINING.items():
         assert f"--{name.replace('_', '-')} " in out
-        assert f"(default: {value})" in " ".join(out.split())
+        if value is not None:
+            assert f"(default: {value})" in " ".join(out.split())
     assert "clean" in neuvar(capsys, "--help")[1]
 
 

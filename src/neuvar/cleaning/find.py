@@ -1,4 +1,4 @@
-"""Find wrong labels: train once with neural variability, and score the labels."""
+"""Find wrong labels: train once without memorizing them, and score the labels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
+from torch.optim import Optimizer
 
 from neuvar._batches import Generators
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
+from neuvar.baselines import SAM
 from neuvar.cleaning.cross_validation import cross_validate, is_estimator
 from neuvar.cleaning.examples import (
     NUMBERS,
@@ -52,6 +54,8 @@ HASHED_BYTES = 1 << 24
 """Bytes that are hashed at once."""
 HIDDEN_UNITS = 1024
 """Units in the two hidden layers of the default fully connected network, as in the paper."""
+RHO = 0.05
+"""Radius of SAM."""
 LARGEST_FLAT_IMAGE = 32
 """Gray images with more pixels on a side go to a convolutional network."""
 
@@ -61,7 +65,8 @@ def find_label_issues(
     data: Any,
     *,
     trained: bool = False,
-    b: float | str = "auto",
+    rho: float = RHO,
+    b: float | str | None = None,
     epochs: int = 30,
     batch_size: int = 128,
     lr: float = 0.1,
@@ -76,10 +81,14 @@ def find_label_issues(
 ) -> LabelIssues:
     """Find wrong labels with one training run.
 
-    A network trained with weight noise does not memorize wrong labels. A copy of the model is
-    trained on the labels as they are, and the probabilities that each example gets in training are
-    averaged over all epochs: each step has new noise, so the mean is an ensemble at no extra cost.
-    :func:`judge_labels` then scores the labels.
+    A network whose weights are perturbed in training memorizes few wrong labels. A copy of the
+    model is trained on the labels as they are, and the probabilities that each example gets in
+    training are averaged over all epochs. :func:`judge_labels` then scores the labels.
+
+    By default the perturbation is the worst one in a small radius, that of
+    :class:`neuvar.baselines.SAM`. It finds more wrong labels than weight noise in most of our
+    comparisons. SAM takes two gradients per step, and therefore half of the epochs. With ``b`` the
+    perturbation is weight noise.
 
     Args:
         model: any network with one score for each class; it is not changed. Or predicted
@@ -92,8 +101,10 @@ def find_label_issues(
             normalized; other inputs are used as they are, so bring features to a similar scale.
         trained: use the model as it is, without training. A model that has memorized the labels
             finds little. Pass its inputs as floats, preprocessed as in its training.
-        b: noise scale, or "auto".
-        epochs: passes over the data; the learning rate is divided by 10 after each third.
+        rho: radius of SAM.
+        b: train with weight noise of this scale, or of scale "auto", instead of SAM.
+        epochs: gradients for each example: passes over the data with weight noise, twice the passes
+            with SAM. The learning rate is divided by 10 after each third.
         batch_size: examples in a batch.
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
@@ -120,6 +131,7 @@ def find_label_issues(
     True
     """
     training: dict[str, Any] = {
+        "rho": rho,
         "b": b,
         "epochs": epochs,
         "batch_size": batch_size,
@@ -213,11 +225,11 @@ def _score(
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained network, the mean of its probabilities in training, and b at the end."""
+    """A trained network, the mean of its probabilities in training, and b at the end, if any."""
 
     model: nn.Module
     probabilities: Array
-    b: float
+    b: float | None
 
 
 def prepare(
@@ -254,7 +266,7 @@ def train_once(
     network: nn.Module,
     examples: Examples,
     *,
-    b: float | str,
+    b: float | str | None,
     epochs: int,
     batch_size: int,
     lr: float,
@@ -263,22 +275,30 @@ def train_once(
     seed: int,
     device: Device,
     precision: str,
+    rho: float = RHO,
     weights: Array | None = None,
     progress: Callable[[float], None] | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
 ) -> Trained:
     """Train a network in place, and average the probabilities that each example gets.
 
-    The loss of each example is multiplied by its weight, divided by the mean of all weights.
+    Without b it is trained by SAM, for half of the epochs. The loss of each example is multiplied
+    by its weight, divided by the mean of all weights.
     """
     epochs = integer("epochs", epochs, low=1)
+    if b is not None and rho != RHO:
+        raise ValueError("rho has no effect with b, which replaces SAM by weight noise; give one")
     check_trainable(network)
     network.to(device).train()
     history = History(len(examples), len(examples.names), torch.device(device))
     with Generators(torch.device(device)).seeded(seed):  # for dropout
-        optimizer = NVRMSGD(
-            network, lr=lr, momentum=momentum, weight_decay=weight_decay, b=b, seed=seed
-        )
+        options: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        optimizer: Optimizer
+        if b is None:
+            optimizer = SAM(torch.optim.SGD(network.parameters(), **options), rho=rho)
+            epochs = -(-epochs // 2)
+        else:
+            optimizer = NVRMSGD(network, b=b, seed=seed, **options)
         batch_size = avoid_single(len(examples), batch_size)
         batches = make_batches(examples, batch_size, seed=seed, device=device, weights=weights)
         done = 0.0
@@ -301,8 +321,9 @@ def train_once(
             checkpoint=checkpoint,
         )
     if not result.finished:
-        raise ValueError(f"the training diverged: {result.reason}; try a smaller lr or b")
-    return Trained(network, history.mean(), float(optimizer.param_groups[0]["b"]))
+        raise ValueError(f"the training diverged: {result.reason}; try a smaller lr, rho or b")
+    last_b = None if b is None else float(optimizer.param_groups[0]["b"])
+    return Trained(network, history.mean(), last_b)
 
 
 def weighted_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:

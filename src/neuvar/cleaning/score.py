@@ -78,7 +78,7 @@ class LabelIssues:
         names: name of each class.
         values: label of each class in its original form: a number, text or another object.
         files: for images from a folder, the path of each within it; otherwise empty.
-        b: noise scale at the end of training; None without training.
+        b: noise scale at the end of training; None without noise.
         unseen: indices of examples that a :class:`~neuvar.LabelObserver` never saw. They are not
             judged; their label is -1 if it is not known.
     """

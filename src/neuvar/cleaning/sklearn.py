@@ -39,16 +39,17 @@ CHUNK = 4096
 class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Train a network with weight noise on features, and find wrong labels at the same time.
 
-    The network is trained once, as by :func:`neuvar.find_label_issues`. Features are standardized;
-    X must be two-dimensional, so flatten images first. cleanlab can use the results:
-    ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``, and
+    The network is trained once, as by :func:`neuvar.find_label_issues` with the same b. Features
+    are standardized; X must be two-dimensional, so flatten images first. cleanlab can use the
+    results: ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``,
+    and
     ``label_quality_`` ranks labels as its label quality scores do.
 
     Args:
         model: None for a fully connected network; or a function ``model(features, classes, seed)``
             that makes a network; or a network with one score for each class, which is copied.
-        b: noise scale, or "auto".
-        epochs: passes over the data.
+        b: noise scale, or "auto"; or None for SAM instead of noise, which finds more wrong labels.
+        epochs: passes over the data; half as many with SAM.
         batch_size: examples in a batch.
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
@@ -88,7 +89,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         model: nn.Module | Callable[[int, int, int], nn.Module] | None = None,
         *,
-        b: float | str = "auto",
+        b: float | str | None = "auto",
         epochs: int = 30,
         batch_size: int = 128,
         lr: float = 0.1,
@@ -159,7 +160,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         inputs = _standardize(self.scaler_, X, next(self.model_.parameters()).dtype)
-        b = self.label_issues_.b if self.draws else 0.0
+        b = (self.label_issues_.b or 0.0) if self.draws else 0.0
         prediction = predict(
             self.model_, inputs, b=b, parameters=self.noisy_parameters_, draws=self.draws or 2,
             batch_size=CHUNK,

@@ -12,7 +12,8 @@ from neuvar.cli.run import PRECISIONS
 from neuvar.engine import check_device
 
 TRAINING: dict[str, Any] = {
-    "b": "auto",
+    "rho": 0.05,
+    "b": None,
     "epochs": 30,
     "batch_size": 128,
     "lr": 0.1,
@@ -42,7 +43,7 @@ DATA is one of
                 row numbers (an unnamed first column, a pandas index), short text with too many
                 different values, those of --drop, and label if --labels names another one
   FILE.parquet  like FILE.csv
-A network is trained once, with noise on its weights so that it does not memorize wrong labels.
+A network is trained once, with perturbed weights so that it memorizes few wrong labels.
 For a table with text, a linear model is fitted instead (see --model).
 DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label
 quality first; labels.csv, the cleaned labels in the order of the data (also labels.npy for a .npz
@@ -126,11 +127,16 @@ examples:
     add = parser.add_argument_group("training").add_argument
     default = {name: f"(default: {value})" for name, value in TRAINING.items()}
     add("--model", choices=("network", "linear"),
-        help="network: trained once, with weight noise; linear: logistic regression in five folds, "
-        "without training options (default: linear for a table with a column of text, else "
+        help="network: trained once, with perturbed weights; linear: logistic regression in five "
+        "folds, without training options (default: linear for a table with a column of text, else "
         "network)")  # fmt: skip
-    add("--b", type=_scale, metavar="B", help=f"noise scale, or auto {default['b']}")
-    add("--epochs", type=positive, metavar="N", help=f"passes over the data {default['epochs']}")
+    add("--rho", type=_rate, metavar="RHO",
+        help=f"radius of sharpness-aware minimization, SAM {default['rho']}")  # fmt: skip
+    add("--b", type=_scale, metavar="B",
+        help="weight noise of this scale, or auto, instead of SAM")  # fmt: skip
+    add("--epochs", type=positive, metavar="N",
+        help=f"gradients for each example; SAM takes two in each pass over the data "
+        f"{default['epochs']}")  # fmt: skip
     add("--batch-size", type=positive, metavar="N",
         help=f"examples in a batch {default['batch_size']}")  # fmt: skip
     add("--lr", type=_rate, metavar="RATE", help=f"initial learning rate {default['lr']}")

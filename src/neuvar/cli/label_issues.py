@@ -210,6 +210,7 @@ def _score_observed(
 def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
     """Train a network once."""
     training = {name: getattr(options, name) for name in TRAINING}
+    unused = "rho" if options.b is not None else "b"
     _print_size(source.examples)
     examples = _model_inputs(source.examples, options)
     settings = _embeddings_setting(examples, options)
@@ -225,7 +226,8 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
             saved = "the same command continues from it" if file.exists() else "nothing saved yet"
             print(f"{file} is written every minute: {saved}", flush=True)
         raise
-    settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **training}
+    shown = {name: value for name, value in training.items() if name != unused}
+    settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **shown}
     if issues.b is not None and issues.b != options.b:
         settings["b_at_the_end"] = float(f"{issues.b:.4g}")
     return issues, settings
