@@ -167,7 +167,7 @@ class TestCommand:
         sentences = [f"a sentence of number {i} with words" for i in range(40)]
         columns = {
             "numbers": {"width": [f"{i / 7:.3f}" for i in range(40)], "height": ["2", "3"] * 20},
-            "mixed": {"width": [str(i) for i in range(40)], "colour": ["red", "blue"] * 20},
+            "mixed": {"width": [str(2 * i) for i in range(40)], "colour": ["red", "blue"] * 20},
             "text": {"title": sentences},
         }[kind]
         lines = [",".join([*columns, "label"])]
