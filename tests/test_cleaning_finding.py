@@ -498,7 +498,7 @@ def test_by_default_sam_takes_as_many_gradients_as_noise(monkeypatch):
         assert ran == epochs
         assert isinstance(optimizer, NVRMSGD if "b" in options else SAM)
         if "b" not in options:
-            assert optimizer.param_groups[0]["rho"] == options.get("rho", 0.05)
+            assert optimizer.param_groups[0]["rho"] == options.get("rho", 0.1)
     with pytest.raises(ValueError, match="rho has no effect with b"):
         find_label_issues(nn.Linear(4, 3), data, rho=0.2, b=0.01)
     with pytest.raises(ValueError, match="rho must be"):

@@ -221,7 +221,7 @@ def test_defaults_are_those_of_the_library(capsys, digits, finder):
     there = inspect.signature(find_label_issues).parameters
     assert {name: there[name].default for name in TRAINING} == TRAINING
     said = json.loads(Path("out/clean/summary.json").read_text())
-    assert said["settings"]["rho"] == 0.05
+    assert said["settings"]["rho"] == 0.1
     assert "b" not in said["settings"]
 
 

@@ -54,7 +54,7 @@ HASHED_BYTES = 1 << 24
 """Bytes that are hashed at once."""
 HIDDEN_UNITS = 1024
 """Units in the two hidden layers of the default fully connected network, as in the paper."""
-RHO = 0.05
+RHO = 0.1
 """Radius of SAM."""
 LARGEST_FLAT_IMAGE = 32
 """Gray images with more pixels on a side go to a convolutional network."""
@@ -86,7 +86,7 @@ def find_label_issues(
     training are averaged over all epochs. :func:`judge_labels` then scores the labels.
 
     By default the perturbation is the worst one in a small radius, that of
-    :class:`neuvar.baselines.SAM`. It finds more wrong labels than weight noise in most of our
+    :class:`neuvar.baselines.SAM`. It ranks wrong labels better than weight noise in most of our
     comparisons. SAM takes two gradients per step, and therefore half of the epochs. With ``b`` the
     perturbation is weight noise.
 

@@ -48,7 +48,7 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         model: None for a fully connected network; or a function ``model(features, classes, seed)``
             that makes a network; or a network with one score for each class, which is copied.
-        b: noise scale, or "auto"; or None for SAM instead of noise, which finds more wrong labels.
+        b: noise scale, or "auto"; or None for SAM instead of noise, which ranks labels better.
         epochs: passes over the data; half as many with SAM.
         batch_size: examples in a batch.
         lr: initial learning rate of SGD.

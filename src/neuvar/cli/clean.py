@@ -12,7 +12,7 @@ from neuvar.cli.run import PRECISIONS
 from neuvar.engine import check_device
 
 TRAINING: dict[str, Any] = {
-    "rho": 0.05,
+    "rho": 0.1,
     "b": None,
     "epochs": 30,
     "batch_size": 128,
