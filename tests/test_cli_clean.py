@@ -589,9 +589,15 @@ def test_the_real_thing_finds_wrong_labels(capsys):
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
     worst = [int(row["index"]) for row in rows_of("one/issues.csv")[:100]]
     assert noisy.mask.numpy()[worst].mean() > 0.8
-    cleaned = np.load("one/labels.npy")
-    clean_labels = noisy.clean.numpy()
-    assert (cleaned == clean_labels).mean() > (noisy.noisy.numpy() == clean_labels).mean()
+    given, clean_labels = noisy.noisy.numpy(), noisy.clean.numpy()
+    right = (given == clean_labels).sum()
+    # With so few images it may be that no suggestion is sure enough to replace a label.
+    assert (np.load("one/labels.npy") == clean_labels).sum() >= right
+    suggested = given.copy()
+    for row in rows_of("one/issues.csv"):
+        if row["flagged"] == "true":
+            suggested[int(row["index"])] = int(row["suggested"])
+    assert (suggested == clean_labels).sum() > right + 50
 
 
 @pytest.mark.slow
