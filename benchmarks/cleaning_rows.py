@@ -7,6 +7,7 @@ Each method finds the wrong labels of each row, with five seeds:
 
 - neuvar: what ``find_label_issues`` does by default; for text, what ``neuvar clean`` does;
 - noise: the same with weight noise, ``b="auto"``; not for text;
+- plain and half: the same by plain SGD, for all epochs and, as SAM, for half of them; not for text;
 - cleanlab: the same network without noise, or the same linear model, in five folds;
 - AUM: mean margin of the logits over one plain training; labels with a negative margin are flagged;
 - dropout: mean probabilities over one training with dropout 0.5, judged by neuvar's rule;
@@ -69,7 +70,8 @@ from wrong_labels import margin
 RESULTS = Path(__file__).parents[1] / "results"
 FIRST_SEED, FOLDS, NEIGHBOURS, DROPOUT = 10, 5, 10, 0.5
 TRAINING = {"batch_size": 128, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "device": "cpu"}
-METHODS = ("neuvar", "cleanlab", "AUM", "dropout", "neighbours", "noise")
+METHODS = ("neuvar", "cleanlab", "AUM", "dropout", "neighbours", "noise", "plain", "half")
+NOT_FOR_TEXT = ("noise", "plain", "half")
 PACKAGES = ("numpy", "torch", "sklearn", "matplotlib")
 Array = np.ndarray[Any, np.dtype[Any]]
 Line = dict[str, Any]
@@ -251,7 +253,7 @@ def run_job(job: dict[str, Any], options: dict[str, Any]) -> Line:
 
 
 def with_neuvar(
-    task: Task, row: Row, training: Any, b: str | None = None
+    task: Task, row: Row, training: Any, b: float | str | None = None
 ) -> tuple[LabelIssues, int]:
     if row.data in TEXTS:
         data = task.given.inputs.numpy(), task.given.labels
@@ -263,6 +265,14 @@ def with_neuvar(
 
 def with_noise(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
     return with_neuvar(task, row, training, b="auto")
+
+
+def with_plain(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
+    return with_neuvar(task, row, training, b=0.0)
+
+
+def with_half(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
+    return with_plain(task, row, training | {"epochs": -(-training["epochs"] // 2)})
 
 
 def with_cleanlab(task: Task, row: Row, training: Any) -> tuple[LabelIssues, int]:
@@ -327,6 +337,8 @@ FIND: dict[str, Callable[..., tuple[LabelIssues, int]]] = {
     "dropout": with_dropout,
     "neighbours": with_neighbours,
     "noise": with_noise,
+    "plain": with_plain,
+    "half": with_half,
 }
 
 
@@ -383,7 +395,7 @@ def jobs(rows: list[str], seeds: int, *, tiny: bool = False) -> list[dict[str, A
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for row, (images, epochs) in sizes.items()
         for method in METHODS
-        if method != "noise" or ROWS[row].data not in TEXTS
+        if method not in NOT_FOR_TEXT or ROWS[row].data not in TEXTS
     ]
 
 
