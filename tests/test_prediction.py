@@ -227,9 +227,12 @@ class Sizes:
         self.held, self.passes, summarize = [], [], noisy_classifier.summarize
         model.register_forward_hook(lambda _, inputs, __: self.passes.append(len(inputs[0])))
 
-        def recorded(p, h):
-            self.held.append(tuple(p.shape))
-            return summarize(p, h)
+        def recorded(samples):
+            seen = []
+            result = summarize(lambda: seen.append(samples()) or seen[-1])
+            if isinstance(seen[0], list):
+                self.held.append(tuple(torch.cat([p for p, _ in seen[0]]).shape))
+            return result
 
         monkeypatch.setattr(noisy_classifier, "summarize", recorded)
 
@@ -270,11 +273,6 @@ def test_small_batches_are_joined(monkeypatch):
             assert [shape[1] for shape in sizes.held] == rows, (limit, size)
 
 
-def test_the_block_is_about_100_megabytes():
-    """Held in double precision three times: the draws, the jackknife, and its entropies."""
-    assert 3 * 8 * blocks.BLOCK <= 110e6
-
-
 class MeanOfRows(nn.Linear):
     def forward(self, x):
         return super().forward(x) - super().forward(x).mean(0)
@@ -300,9 +298,27 @@ def test_batches_that_cannot_be_split_are_kept_whole(monkeypatch, model, data, d
     options = {"b": 0.2, "draws": 20, "vectorize": False, "dropout": dropout}
     whole = predict(model, data, **options)
     monkeypatch.setattr(blocks, "BLOCK", 600)
+    sizes, shares = Sizes(monkeypatch, model), []
+    again = predict(model, data, **options, progress=shares.append)
+    assert sizes.held == []  # two passes over the draws instead
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    for name in PARTS:
+        assert torch.equal(getattr(again, name), getattr(whole, name))
+        assert torch.equal(again.stderr[name], whole.stderr[name])
+
+
+def test_draws_of_one_large_row_are_not_held(monkeypatch):
+    model, x = nn.Conv2d(3, 4, 1), torch.randn(2, 3, 6, 6)
+    options = {"b": 0.2, "draws": 10, "batch_size": 1}
+    whole = predict(model, x, **options)
+    monkeypatch.setattr(blocks, "BLOCK", 4 * 36)
     sizes = Sizes(monkeypatch, model)
-    assert torch.equal(predict(model, data, **options).probabilities, whole.probabilities)
-    assert sizes.held == [(10, 40, 3)]
+    found = predict(model, x, **options, vectorize=True)
+    assert sizes.held == []
+    for name in PARTS:
+        assert torch.allclose(getattr(found, name), getattr(whole, name), atol=1e-6)
+        assert torch.allclose(found.stderr[name], whole.stderr[name], atol=1e-6)
 
 
 def test_dropout_in_split_batches(monkeypatch):

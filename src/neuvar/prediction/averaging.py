@@ -59,11 +59,11 @@ def predict(
     same bits. The data are read once. The model is evaluated in evaluation mode; its weights,
     modes, buffers and the global generators are restored, also after an error or Ctrl-C.
 
-    Memory is bounded for any number of draws: two copies of the weights, the result, and about
-    100 MB for the draws of a block of data. Large batches are split by rows for this. A batch is
-    not split if it has anything but tensors with one row per example, or if the outputs of a row
-    depend on the others; then all draws of this batch are held, in double precision. All draws of
-    one row are always held: for large outputs, as in segmentation, use fewer draws.
+    Memory is bounded for any number of draws: two copies of the weights, twice the result, and
+    about 200 MB for a block of data. Large batches are split by rows for this. Where the draws of
+    one row are too many, as in segmentation, or a batch cannot be split, each draw is evaluated
+    twice. A batch cannot be split if it has anything but tensors with one row per example, or if
+    the outputs of a row depend on the others.
 
     References:
         Depeweg et al. 2018, Decomposition of uncertainty in Bayesian deep learning;

@@ -78,6 +78,11 @@ class Blocks:
         return parts
 
 
+def can_hold(values: int) -> bool:
+    """Whether this many values are few enough to be held at once."""
+    return values <= BLOCK
+
+
 def count_rows(batch: Any) -> int | None:
     """Number of rows of a batch whose tensors all have the same number; None for others."""
     leaves = tree_flatten(batch)[0]

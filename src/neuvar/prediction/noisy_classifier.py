@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,8 +31,8 @@ from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.perturbed import PREDICTIONS, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
-from neuvar.prediction.blocks import Block, Blocks, count_rows
-from neuvar.prediction.uncertainty import Summary, summarize
+from neuvar.prediction.blocks import Block, Blocks, can_hold, count_rows
+from neuvar.prediction.uncertainty import Sample, Summary, summarize
 
 DRAWS_AT_ONCE = 32
 """How many perturbed models to evaluate in one vectorized call."""
@@ -155,8 +156,8 @@ class NoisyClassifier(PerturbedModel):
         """Summary and targets of a block, or of its parts if all draws of it are too large."""
         outputs = self._outputs(block.batches, count)
         first = next(outputs)
-        rows, finished = first.shape[2], 0
-        blocks.set_room(count * first[0, 0].numel() // max(1, rows))
+        rows, values = first.shape[2], count * first[0, 0].numel()
+        blocks.set_room(values // max(1, rows))
         if rows > blocks.room and blocks.splits is not False:
             parts = blocks.split(block)
             blocks.splits = bool(parts) and self._rows_are_independent(block, parts[0], first)
@@ -164,16 +165,31 @@ class NoisyClassifier(PerturbedModel):
                 for part in parts:
                     yield from self._summaries(blocks, part, count, report)
                 return
-        means: list[Tensor] = []
-        for outputs_of_some in chain([first], outputs):
-            p = self._probabilities(outputs_of_some)
-            some = p.mean(1), entr(p).sum(3).mean(1)
-            means = means or [mean.new_empty((count, *mean.shape[1:])) for mean in some]
-            for whole, mean in zip(means, some, strict=True):
-                whole[finished : finished + len(p)] = mean
+        if can_hold(values):
+            outputs = chain([first], outputs)
+            samples = list(self._samples(outputs, count, partial(report, block)))
+            yield summarize(lambda: samples), self.targets
+            return
+        del first, outputs
+        earlier = iter((0, 1))
+
+        def again() -> Iterator[Sample]:
+            passes = next(earlier)
+            outputs = self._outputs(block.batches, count)
+            return self._samples(outputs, count, lambda s: report(block, (passes + s) / 2))
+
+        yield summarize(again), self.targets
+
+    def _samples(
+        self, outputs: Iterable[Tensor], count: int, report: Callable[[float], None]
+    ) -> Iterator[Sample]:
+        """Probabilities and their entropy of each sample: means over the signs of a draw."""
+        finished = 0
+        for some in outputs:
+            p = self._probabilities(some)
+            yield p.mean(1), entr(p).sum(3).mean(1)
             finished += len(p)
-            report(block, finished / count)
-        yield summarize(*means), self.targets
+            report(finished / count)
 
     def _rows_are_independent(self, block: Block, part: Block, first: Tensor) -> bool:
         """Whether the rows of a part have the same outputs without the rest of the block."""
@@ -228,7 +244,8 @@ class NoisyClassifier(PerturbedModel):
     def _should_vectorize(self, block: list[Any], outputs: Tensor) -> bool:
         if self.dropout or self.statistics is not None or self.vectorize is not None:
             return bool(self.vectorize) and not self.dropout and self.statistics is None
-        return self.calls_dominate(outputs.shape[2] // len(block))
+        large = not can_hold(DRAWS_AT_ONCE * outputs[0, 0].numel())
+        return not large and self.calls_dominate(outputs.shape[2] // len(block))
 
     def _at_once(self, block: list[Any], numbers: range) -> Tensor | None:
         """Outputs of several draws from one vectorized call; None if the model prevents it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,9 @@ from neuvar import _validate
 from neuvar.measures.estimate import student_quantile
 
 PARTS = ("probabilities", "entropy", "expected_entropy", "mutual_information")
+
+Sample = tuple[Tensor, Tensor]
+"""Probabilities of shape (m, n, classes, ...) and their entropies (m, n, ...), of m draws."""
 
 Summary = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 """Values, standard errors and biases of all parts."""
@@ -73,29 +76,42 @@ class Prediction:
         return (centre - half).clamp(0, most), (centre + half).clamp(0, most)
 
 
-def summarize(p: Tensor, h: Tensor) -> Summary:
-    """Mean probabilities and uncertainty over samples of shape (m, n, classes, ...), by jackknife.
+def summarize(samples: Callable[[], Iterable[Sample]]) -> Summary:
+    """Mean probabilities and uncertainty, by jackknife; ``samples`` are iterated twice.
 
     References:
         Efron & Stein 1981, The jackknife estimate of variance.
     """
-    m = len(p)
-    mean, expected = p.mean(0), h.mean(0)
-    total = entr(mean).sum(1)
-    values = dict(zip(PARTS, (mean, total, expected, total - expected), strict=True))
-    # Entropy is concave, so their difference is below 0 by rounding only.
-    values["mutual_information"].clamp_(min=0)
-    zero = {name: torch.zeros_like(value) for name, value in values.items()}
+    m, sums = 0, list[Tensor]()
+    for some in samples():
+        m += len(some[0])
+        for k, part in enumerate(some):
+            if len(sums) == k:
+                sums.append(part.sum(0))
+            else:
+                sums[k] += part.sum(0)
+    mean, expected = (total.div_(m) for total in sums)
+    entropy = entr(mean).sum(1)
+    # Entropy is concave, so the difference is below 0 by rounding only.
+    information = (entropy - expected).clamp_(min=0)
+    values = dict(zip(PARTS, (mean, entropy, expected, information), strict=True))
+    bias, stderr = ({k: torch.zeros_like(v) for k, v in values.items()} for _ in range(2))
     if m == 1:
-        return _on_cpu(values), _on_cpu(zero), _on_cpu(zero)
-    without = (m * mean - p).div_(m - 1).clamp_(min=0)  # in place: as large as all draws
-    entropies = entr(without).sum(2)
-    informations = entropies - (m * expected - h) / (m - 1)
-    stderr = {"probabilities": p.std(0) / math.sqrt(m), "expected_entropy": h.std(0) / math.sqrt(m)}
-    bias = dict(zero)
-    for name, left_out in (("entropy", entropies), ("mutual_information", informations)):
-        stderr[name] = left_out.std(0) * (m - 1) / math.sqrt(m)
-        bias[name] = (m - 1) * (left_out.mean(0) - values[name])
+        return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
+    for p, h in samples():
+        rest = (m * mean - p).div_(m - 1).clamp_(min=0)
+        entropies, expected_entropies = entr(rest).sum(2), (m * expected - h) / (m - 1)
+        without_one = (rest, entropies, expected_entropies, entropies - expected_entropies)
+        for name, left_out in zip(PARTS, without_one, strict=True):
+            shift = left_out - values[name]
+            bias[name] += shift.sum(0)
+            stderr[name] += shift.square_().sum(0)
+    for name in PARTS:
+        variance = (stderr[name] - bias[name].square() / m).clamp_(min=0) * ((m - 1) / m)
+        stderr[name] = variance.sqrt_()
+        bias[name] *= (m - 1) / m
+    for name in ("probabilities", "expected_entropy"):
+        bias[name].zero_()  # means have none
     return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
 
 
