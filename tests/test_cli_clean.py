@@ -150,7 +150,7 @@ def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder
     assert "--embeddings must not be given with --probabilities" in err
 
 
-@pytest.mark.parametrize("model", ["", "--model network --epochs 6"])
+@pytest.mark.parametrize("model", ["", "--model network --epochs 20"])
 def test_a_table_of_every_kind_of_column(capsys, model):
     """Trained for real, from the file to the page."""
     rng = np.random.default_rng(0)
