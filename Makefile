@@ -1,5 +1,5 @@
-# Everything here sets itself up: a virtual environment in .venv, the extras that the target needs,
-# pinned by constraints.txt. A stamp file in .venv makes the second time quick.
+# Each target installs what it needs into .venv, pinned by constraints.txt. A stamp file in .venv
+# makes the second time quick.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,8 +14,8 @@ help: ## show this list
 demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without NVRM; about a minute and a half
 	$(BIN)/neuvar demo
 
-# One thread a process, or two processes get in each other's way on two cores. Tests of a file share
-# what they set up; files with slow tests come first, so that both processes end together.
+# One thread per process: more would slow down two processes on two cores. Tests of a file share their
+# fixtures. Files with slow tests come first, so that both processes end together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: test-says $(VENV)/.installed-dev lint ## lint, type check and all tests; about 9 minutes on two cores
@@ -28,8 +28,8 @@ test-says:
 		command -v $$name >/dev/null && exit; done; \
 		echo "There is no Chromium: tests of pages in a browser will be skipped."
 
-# Results must not depend on how the CPU rounds. Left out, by name, are tests of files, pages and
-# processes: a new file is run.
+# Results must not depend on how the CPU rounds. Tests of files, pages and processes are left out by
+# name, so that new test files are run.
 NARROW := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 NOT_NUMERICAL := cleaning_browser cli cli_choosing cli_run cli_showing cli_timing data data_fuzz \
 	data_idx data_sources data_verified docstring_markup documents engine engine_cluster engine_ray \
