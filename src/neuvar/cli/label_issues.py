@@ -50,7 +50,6 @@ STANDARDIZED_AT_ONCE = 1_000_000
 def clean_labels(options: argparse.Namespace) -> int:
     """Find wrong labels, write the results and print a summary."""
     check_folder(options.out, overwrite=options.overwrite)
-    _check_cleaned_folder(options)
     began = time.perf_counter()
     source = _read(options)
     check_exports(source, options.export)
@@ -92,8 +91,7 @@ def clean_labels(options: argparse.Namespace) -> int:
     if options.checkpoint is not None:
         options.checkpoint.unlink(missing_ok=True)  # not needed any more
     _print_results(cleaning, options)
-    if options.cleaned_folder is not None:
-        _write_cleaned_folder(source, cleaning.labels, options)
+    _write_cleaned_folder(source, cleaning.labels, options)
     return 0
 
 
@@ -119,22 +117,17 @@ def _print_results(cleaning: Cleaning, options: argparse.Namespace) -> None:
 
 def apply_decisions(options: argparse.Namespace) -> int:
     """Apply the decisions that were made on the page of an earlier result."""
-    _check_cleaned_folder(options)
     source = _read(options)
     decided = write_decided(source, options.out, options.decisions)
     count, where = len(decided), _labels_location(source, options.out)
     print(f"{count} decision{'s' * (count != 1)} applied; cleaned labels: {where}")
-    if options.cleaned_folder is not None:
-        _write_cleaned_folder(source, decided_labels(source, decided), options)
+    _write_cleaned_folder(source, decided_labels(source, decided), options)
     return 0
 
 
-def _check_cleaned_folder(options: argparse.Namespace) -> None:
-    if options.cleaned_folder is not None:
-        check_cleaned_folder(options.cleaned_folder, options.data, options.out)
-
-
 def _write_cleaned_folder(source: Source, labels: Array, options: argparse.Namespace) -> None:
+    if options.cleaned_folder is None:
+        return
     print(f"writing {len(labels):,} images to {options.cleaned_folder}", flush=True)
     written = write_cleaned_folder(
         options.cleaned_folder, options.data, source.examples, labels, link=options.link
@@ -143,6 +136,9 @@ def _write_cleaned_folder(source: Source, labels: Array, options: argparse.Names
 
 
 def _read(options: argparse.Namespace) -> Source:
+    """Check the options of the cleaned folder, then read the data."""
+    if options.cleaned_folder is not None:
+        check_cleaned_folder(options.cleaned_folder, options.data, options.out)
     if options.data is None:
         return read_observed(options.observed)
     return read_source(options.data, **{name: getattr(options, name) for name in DATA_OPTIONS})

@@ -22,7 +22,7 @@ NO_COST = {
 }
 """Fields that the time of a run does not depend on."""
 LITTLE_COST = {"optimizer", "penalty", "fisher", "fisher_images", "keep_optimizer"}
-"""Fields that it depends on only a little."""
+"""Fields that this time depends on only a little."""
 TRAINING_LINES = 10
 """A training without bars prints a line after each tenth."""
 
@@ -113,7 +113,7 @@ class Forecast:
             self.active[key] = ActiveRun(run, now)
 
     def advance(self, key: str, fraction: float) -> None:
-        """A run reports the fraction that is done; the first one is where it resumed."""
+        """A run reports the fraction that is done; its first report is where it resumed."""
         if key in self.active:
             active = self.active[key]
             active.resumed_at = fraction if active.resumed_at is None else active.resumed_at
@@ -169,7 +169,7 @@ def rich_bars() -> Any:
 class SweepProgress:
     """Shows the events of a sweep: a bar per run on a terminal, else a line per start and end.
 
-    ``labels`` are those of the runs by key, ``total`` includes the runs finished before.
+    ``labels`` has the label of each run by key; ``total`` includes runs that were finished before.
     """
 
     def __init__(

@@ -149,11 +149,11 @@ def run_watched(
             file=sys.stderr,
         )
         return 143 if isinstance(stop, Terminated) else 130
-    counts = [("finished", summary.finished), ("finished before", summary.skipped)]
-    counts += [("diverged", tuple(summary.diverged)), ("failed", tuple(summary.failed))]
-    words = ", ".join(f"{len(keys)} {kind}" for kind, keys in counts if keys)
+    reasons_of = {"diverged": summary.diverged, "failed": summary.failed}
+    counts = {"finished": summary.finished, "finished before": summary.skipped, **reasons_of}
+    words = ", ".join(f"{len(keys)} {kind}" for kind, keys in counts.items() if keys)
     print(f"{words}, in {duration(time.monotonic() - start)}")
-    for kind, reasons in (("diverged", summary.diverged), ("failed", summary.failed)):
+    for kind, reasons in reasons_of.items():
         for key, why in reasons.items():
             print(f"  {kind}: {names[key]}: {why}")
     return 1 if summary.failed else 0

@@ -52,8 +52,8 @@ def runs_of(
 ) -> list[Run]:
     """The runs of experiments, each once: first all runs of trial 1, then of trial 2, and so on.
 
-    So an interrupted sweep has finished runs of every setting. ``lines`` are those that are
-    recorded already, by key.
+    So an interrupted sweep has finished runs of every setting. ``lines`` are the recorded lines by
+    key.
     """
     unique: dict[str, tuple[int, Run]] = {}
     for experiment in experiments:

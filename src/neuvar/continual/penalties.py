@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -430,14 +429,10 @@ class SI(Penalty):
         self._reset_step()
 
 
-def _without_fisher(kind: Callable[[float], Penalty], strength: float, **_: Any) -> Penalty:
-    return kind(strength)
-
-
 PENALTIES: dict[str, Callable[..., Penalty]] = {
     "ewc": EWC,
-    "si": partial(_without_fisher, SI),
-    "mas": partial(_without_fisher, MAS),
+    "si": lambda strength, **_: SI(strength),
+    "mas": lambda strength, **_: MAS(strength),
 }
 """Functions by name, called as ``function(strength, fisher=..., seed=...)``; you may add your own.
 

@@ -160,7 +160,19 @@ def split_tasks(
     _validate.one_of("scenario", scenario, ("task", "domain", "class"))
     if groups is None:
         groups = [range(k, min(k + 2, data.classes)) for k in range(0, data.classes, 2)]
-    chosen = _checked_groups(groups, data.classes)
+    last = data.classes - 1
+    try:
+        chosen = [
+            tuple(_validate.integer("groups", k, low=0, high=last) for k in group)
+            for group in groups
+        ]
+    except (TypeError, ValueError):
+        chosen = []
+    every = [k for group in chosen for k in group]
+    if not (chosen and all(chosen)) or len(set(every)) < len(every):
+        raise ValueError(
+            f"groups must be lists of different classes from 0 to {last}, got {groups!r}"
+        )
     tasks = []
     for k, group in enumerate(chosen):
         view = partial(_selected, classes=group, keep_labels=scenario == "class")
@@ -169,22 +181,6 @@ def split_tasks(
     sizes = tuple(map(len, chosen))
     outputs = {"task": sizes, "domain": (max(sizes),), "class": (data.classes,)}[scenario]
     return Stream(f"split-{data.name}-{scenario}", tuple(tasks), outputs)
-
-
-def _checked_groups(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
-    try:
-        checked = [
-            tuple(_validate.integer("groups", k, low=0, high=classes - 1) for k in group)
-            for group in groups
-        ]
-    except (TypeError, ValueError):
-        checked = []
-    all_classes = [k for group in checked for k in group]
-    if not (checked and all(checked)) or len(set(all_classes)) < len(all_classes):
-        raise ValueError(
-            f"groups must be lists of different classes from 0 to {classes - 1}, got {groups!r}"
-        )
-    return checked
 
 
 def _permuted(split: Split, order: Tensor) -> Split:

@@ -10,7 +10,6 @@ archives.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -124,11 +123,6 @@ class Entry:
     """Folders where an operating system's package installs the dataset, and the package."""
 
     packages: tuple[Package, ...] = ()
-
-    @property
-    def largest_file(self) -> int:
-        """Upper bound on the bytes of any file that holds the dataset or a part of it."""
-        return sum(math.prod(array.shape) for array in self.arrays.values()) + (1 << 20)
 
     def check(self, arrays: Arrays, source: object) -> None:
         """Raise a DataError unless every array has the official shape and SHA-256."""

@@ -5,6 +5,7 @@ A download resumes if the connection breaks. If a server is too slow, the next m
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -41,13 +42,15 @@ def fetch(entry: Entry, folder: Path, *, progress: bool = False) -> Arrays:
     files = [f"{array.file}.gz" for array in entry.arrays.values()]
     if entry.pickled is not None:
         files = [entry.pickled.archive]
+    # No official file is larger, packed or not.
+    limit = sum(math.prod(a.shape) for a in entry.arrays.values()) + (1 << 20)
     arrays: Arrays = {}
     errors: list[str] = []
     for mirror in entry.mirrors:
         try:
             while files:
                 path = folder / files[0]
-                download(f"{mirror}{files[0]}", path, entry.largest_file, progress=progress)
+                download(f"{mirror}{files[0]}", path, limit, progress=progress)
                 if entry.pickled is not None:
                     new = read_cifar(entry, path)
                 else:

@@ -89,7 +89,7 @@ class Results:
     def lines(self, *, warn: bool = True) -> dict[str, Line]:
         """All results by key, in the order in which they were added.
 
-        Of two lines with the same key the first one counts.
+        If several lines have the same key, the first one counts.
 
         Args:
             warn: whether to warn of torn lines and lines that are not results, which are skipped.

@@ -58,7 +58,7 @@ def sweep(
     is in the summary, and the other runs continue.
 
     Args:
-        runs: the runs; of several with the same key, the first.
+        runs: the runs; those with the same key are run once.
         results: the results file.
         spec: how they are run.
         watch: called in this process for each :class:`Event`.

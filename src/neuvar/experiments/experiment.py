@@ -29,8 +29,8 @@ class Experiment:
         sentence: the claim.
         runs: returns the runs for a scale ("smoke", "cpu" or "paper") and a number of trials. The
             first trial has seed 0, the next seed 1, and so on. 0 trials means the scale's default.
-        then: returns further runs from the results of ``runs``, such as trials with the b that
-            these choose. It is called when all of ``runs`` are recorded.
+        then: returns further runs that depend on the results of ``runs``, such as trials at the b
+            chosen there. It is called when all of ``runs`` are recorded.
         table: returns the table of results.
         check: returns the verdict: whether the results support the claim.
         panels: returns the panels of the figure.

@@ -180,7 +180,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 
 def gain(better: dict[int, float], worse: dict[int, float]) -> tuple[float, ...]:
-    """Differences ``better - worse`` by seed, for the seeds that both have."""
+    """Differences ``better - worse``, one for each seed that both have."""
     return tuple(better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys()))
 
 
@@ -241,7 +241,7 @@ class Case:
 
     @property
     def n(self) -> int:
-        """Number of trials that are compared, or that diverged if all did."""
+        """Number of compared trials, or of diverged ones if all diverged."""
         return len(self.differences) or self.lost
 
     @property

@@ -12,7 +12,7 @@ from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Rol
 from neuvar.experiments.run_spec import as_dict
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
-"""What a column of a table shows of the trials of a row."""
+"""A column of a table: what it shows for the trials of a row."""
 Setting: TypeAlias = "tuple[tuple[str, ...], Sequence[Result]]"
 """A setting in words, such as a dataset and a method, and its results."""
 ON_AXIS = " (b on the x-axis)"
@@ -28,7 +28,7 @@ def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
-    """The finished results whose runs have these values, by seed; without trials for choosing b."""
+    """The finished results whose runs have these values, by seed, without trials for choosing b."""
     finished = [r for r in matching(results, **wanted) if r.finished and not r.for_choice]
     return sorted(finished, key=lambda r: r.run.seed)
 
@@ -96,24 +96,21 @@ def rows_by_b(
 
 
 def shown(results: Sequence[Result], b: float) -> list[Result]:
-    """The finished trials in the row of a b: those for choosing b if it has no others."""
-    if only_tried(results, b):
-        return [r for r in matching(results, b=b) if r.finished]
-    return group(results, b=b)
-
-
-def only_tried(results: Sequence[Result], b: float) -> bool:
-    """Whether a b has no trials but those for choosing it."""
-    return all(r.for_choice for r in matching(results, b=b))
+    """The finished trials at a b; trials for choosing b only if there are no others."""
+    trials = matching(results, b=b)
+    only_tried = all(r.for_choice for r in trials)
+    return [r for r in trials if r.finished] if only_tried else group(results, b=b)
 
 
 def mark(results: Sequence[Result], b: float, fixed: float | None = None) -> str:
-    """The mark in a table of the b that :func:`compare` compares, where there are several."""
+    """If there are several b, the mark of the one that :func:`compare` compares."""
     noisy = with_noise(results)
-    several = b in values(noisy, "b") and len(values(noisy, "b")) > 1
-    compared, how = choice(noisy, fixed) if several else (None, "")
-    tried = " (tried)" if several and only_tried(results, b) else ""
-    return (" (the paper's)" if how == FIXED else " (chosen)") if b == compared else tried
+    if b not in (grid := values(noisy, "b")) or len(grid) < 2:
+        return ""
+    compared, how = choice(noisy, fixed)
+    if b == compared:
+        return " (the paper's)" if how == FIXED else " (chosen)"
+    return " (tried)" if all(r.for_choice for r in matching(results, b=b)) else ""
 
 
 def with_noise(results: Sequence[Result]) -> list[Result]:
@@ -195,7 +192,7 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
 
 
 def by_seed(results: Sequence[Result]) -> dict[int, Result]:
-    """The results by seed; an error if two have the same one."""
+    """The results by seed; an error if two have the same seed."""
     found: dict[int, Result] = {}
     for result in results:
         other = found.setdefault(result.run.seed, result)

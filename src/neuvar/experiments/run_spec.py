@@ -12,7 +12,7 @@ from neuvar import _validate
 NOT_IN_KEY = ("precision", "channels_last", "compile")
 """Fields that say how a run is executed rather than what it computes."""
 ADDED_LATER = {"normalize": "channel", "auto_b": False}
-"""Fields that older results lack, with the value that they used. It is not hashed into the key."""
+"""Fields that older results lack, with the values that these used. The keys leave them out."""
 
 CHOICE_SEED = 1000
 """Trials with this seed or a larger one are for choosing b: they are not shown and not judged."""
@@ -27,9 +27,9 @@ class RunSpec:
 
     Attributes:
         data: name of a dataset, see :func:`neuvar.data.load`.
-        images: number of training images to use, from the first on; 0 for all.
-        test_images: number of test images, and of training images, to evaluate after each epoch,
-            from the first on; 0 for all.
+        images: how many of the first training images to use; 0 for all.
+        test_images: how many of the first test images, and of the first training images, to
+            evaluate after each epoch; 0 for all.
         model: name of a network, see :func:`neuvar.models.build`.
         width: its width; 0 for its default.
         optimizer: name of an optimizer, see :func:`neuvar.train.make_optimizer`.
@@ -107,14 +107,14 @@ class Training(RunSpec):
     """One network trained on one dataset, whose labels may be wrong.
 
     Attributes:
-        normalize: what is subtracted from the pixels before they are divided by the channel's
-            standard deviation: the mean of the "channel" or of the "pixel"; "none" keeps [0, 1].
+        normalize: subtract the mean of each "channel" or of each "pixel", then divide by the
+            channel's standard deviation; "none" keeps pixels in [0, 1].
         augment: whether training images are cropped and flipped at random.
         label_noise: kind of label noise, see :func:`neuvar.labels.corrupt`; "" for none.
         noise_rate: fraction of wrong labels.
         label_seed: seed of the label noise.
         held_out: number of training images set aside for model selection, with labels as noisy as
-            the others; 0 for none.
+            the others'; 0 for none.
         drop_every: the learning rate is divided by ten after this many epochs; 0 for never.
         eval_noise: scales of weight noise under which the trained network is tested.
         reestimate: whether the trained network is also tested with BatchNorm statistics estimated

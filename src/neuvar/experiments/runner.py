@@ -106,11 +106,22 @@ class RunContext:
     writer: Any = None
 
     def report(self, fraction: float, done: int = 0, of: int = 1) -> None:
-        """Report how much of the run is done: a fraction of a part, and the parts before it."""
+        """Report the finished fraction of a part of the run, after ``done`` of ``of`` parts."""
         if self.checkpoint is not None:
             self.checkpoint.outer["seconds"] = time.perf_counter() - self.start
         if self.progress is not None:
             self.progress((done + fraction) / of)
+
+    def network(self, classes: int) -> nn.Module:
+        """The network of the run, with this number of outputs."""
+        shape = self.data.train.images.shape[1:]
+        return build(
+            self.run.model,
+            classes=classes,
+            seed=self.run.seed,
+            width=self.run.width or None,
+            shape=shape if len(shape) == 3 else (1, *shape),
+        )
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move a network to the device; set its memory format and compile it if the run says so."""
@@ -213,15 +224,7 @@ def noisy_dataset(run: Training, data: Dataset) -> NoisyDataset:
 def run_training(run: Training, context: RunContext) -> dict[str, Any]:
     """Train and measure; returns what is recorded."""
     data = noisy_dataset(run, context.data)
-    shape = tuple(data.train.images.shape[1:])
-    network = build(
-        run.model,
-        classes=context.data.classes,
-        seed=run.seed,
-        width=run.width or None,
-        shape=shape if len(shape) == 3 else (1, *shape),
-    )
-    model = context.prepare(network)
+    model = context.prepare(context.network(context.data.classes))
     optimizer = context.optimizer(model, seed=run.seed)
     steps = torch.optim.lr_scheduler.StepLR(optimizer, run.drop_every) if run.drop_every else None
     evaluations = Evaluations(run, context, data)
@@ -328,8 +331,8 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
     model = context.prepare(network)
     normalize = normalization(context.data.train.images)
     saved: dict[str, Any] = context.checkpoint.outer if context.checkpoint else {}
-    accuracies = [list(row) for row in saved.get("accuracies", [])]
-    losses = list(saved.get("losses", []))
+    accuracies: list[list[float]] = saved.setdefault("accuracies", [])
+    losses: list[float] = saved.setdefault("losses", [])
     batches_in_order: Any = partial(context.batches, shuffle=False, normalize=normalize)
     status, reason, optimizer = "finished", None, None
     for task in stream.tasks[len(accuracies) :]:
@@ -361,7 +364,6 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
             row.append(evaluate(model, test, precision=run.precision, **head).accuracy)
         accuracies.append(row)
         losses += fitted.curves["loss"]
-        saved |= {"accuracies": accuracies, "losses": losses}
         if context.writer is not None:
             for name, values in _curves(accuracies, losses).items():
                 context.writer.add_scalar(name, values[-1], task.number + 1)
@@ -379,19 +381,12 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
 def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty | None]:
     """The tasks, a network with the heads that they need, and the penalty."""
     stream = STREAMS[one_of("stream", run.stream, STREAMS)](context.data, run.tasks, seed=run.seed)
-    shape = tuple(context.data.train.images.shape[1:])
     network: nn.Module
     if len(stream.outputs) == 1:
-        network = build(
-            run.model,
-            classes=stream.outputs[0],
-            seed=run.seed,
-            width=run.width or None,
-            shape=shape if len(shape) == 3 else (1, *shape),
-        )
+        network = context.network(stream.outputs[0])
     elif run.model == "mlp":
-        layers = [math.prod(shape), *[run.width or WIDTH] * 2]
-        network = multi_head([*layers, stream.outputs], seed=run.seed)
+        pixels, width = math.prod(context.data.train.images.shape[1:]), run.width or WIDTH
+        network = multi_head([pixels, width, width, stream.outputs], seed=run.seed)
     else:
         raise ValueError(f"model must be mlp for tasks with several heads, got {run.model!r}")
     penalty = None

@@ -45,17 +45,8 @@ def head(package: str, scripts: Iterable[str] = ("page.js",)) -> str:
     # One function around all of them keeps their names out of the global scope.
     inner = "\n".join([_part(__name__, "base.js"), *(_part(package, name) for name in scripts)])
     js = f'"use strict";\n(() => {{\n{inner}}})();\n'
-    return Template(_part(__name__, "base.html")).substitute(policy=_policy(js), css=css, js=js)
-
-
-def _part(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(script: str) -> str:
-    """The content security policy: only our own script runs, and nothing is loaded."""
-    # base.html puts a line break before the script.
-    digest = hashlib.sha256(f"\n{script}".encode()).digest()
+    # Only our own script runs, which base.html puts on a line of its own; nothing is loaded.
+    digest = hashlib.sha256(f"\n{js}".encode()).digest()
     allowed = {
         "default-src": "'none'",
         "script-src": f"'sha256-{base64.b64encode(digest).decode()}'",
@@ -64,4 +55,9 @@ def _policy(script: str) -> str:
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    return "; ".join(f"{name} {value}" for name, value in allowed.items())
+    policy = "; ".join(f"{name} {value}" for name, value in allowed.items())
+    return Template(_part(__name__, "base.html")).substitute(policy=policy, css=css, js=js)
+
+
+def _part(package: str, name: str) -> str:
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

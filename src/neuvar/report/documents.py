@@ -159,7 +159,7 @@ def table_markdown(table: Table) -> str:
 
 
 def verdict_markdown(finding: Finding, figures: str = "") -> str:
-    """The verdict and the reason, with the figure of its comparisons if their folder is given."""
+    """The verdict and the reason; with ``figures``, the folder of figures, also its figure."""
     sign, words = VERDICTS[finding.status]
     text = f"{sign} **{words}**: {escape(finding.because)}"
     if not figures or not finding.verdict or not finding.verdict.cases:

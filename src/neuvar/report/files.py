@@ -51,8 +51,8 @@ class Report:
 def write(claims: Sequence[Claim], out: Path | str) -> Report:
     """Write the figures, the Markdown and the HTML page of claims.
 
-    The same results give the same bytes. Files are replaced when all of them are complete. Figures
-    of these claims that an earlier report drew and this one does not are removed.
+    The same results give the same bytes. Files are replaced when all of them are complete. Outdated
+    figures of these claims are removed.
 
     Args:
         claims: from :func:`gather_claims`.

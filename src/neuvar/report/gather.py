@@ -52,7 +52,7 @@ class Finding:
         trials: fewest and most finished trials of a setting.
         n: the same as text, such as "3", or "0–3" if settings differ.
         command: the command that produces these results.
-        broken: error messages for recorded lines that cannot be read; these are left out.
+        broken: error messages for recorded lines that cannot be read; these lines are left out.
     """
 
     experiment: Experiment
@@ -213,7 +213,7 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
 def _planned(
     experiment: Experiment, scale: Scale, trials: int, lines: Lines, unknown: Mapping[str, str]
 ) -> list[Run]:
-    """The runs of a scale, and those that follow from lines that can be used."""
+    """The runs of a scale, and those that follow from its usable lines."""
     first = [] if experiment.then is None else experiment.runs(scale, trials)
     usable = {
         run.key: lines[run.key]
@@ -223,6 +223,22 @@ def _planned(
         and not _problem(experiment, Result(run, lines[run.key]), thorough=False)
     }
     return experiment.planned(scale, trials, usable)
+
+
+def _trials(planned: Iterable[Run], results: Sequence[Result]) -> tuple[tuple[int, int], str]:
+    """Fewest and most finished trials of a setting; and why a verdict has to wait, or ""."""
+
+    def setting(run: Run) -> str:  # all that its trials share
+        return json.dumps(as_dict(run) | {"seed": None, "label_seed": None})
+
+    # The verdict does not wait for settings whose trials only choose b.
+    settings = {setting(run) for run in planned if run.seed < CHOICE_SEED}
+    recorded = Counter(setting(r.run) for r in results)
+    finished = Counter(setting(r.run) for r in results if r.finished and not r.for_choice)
+    counts = [finished[one] for one in {*settings, *finished}]
+    short = sum(recorded[one] < 2 for one in settings)
+    wait = f"{short} of {len(settings)} settings have fewer than two trials yet. " if short else ""
+    return (min(counts, default=0), max(counts, default=0)), wait
 
 
 def _finding(
@@ -270,24 +286,11 @@ def _finding(
             if extra <= {r.key for r in _planned(experiment, scale, t, lines, unknown)}
         )
         trials_option = next(enough, most)
-
-    # A setting is what a run shares with its other trials.
-    setting = {}
-    for key in planned.keys() | usable.keys():
-        values = as_dict(known[key]).items()
-        setting[key] = json.dumps({k: v for k, v in values if k not in ("seed", "label_seed")})
-    # A setting whose trials only choose b is not one that the verdict waits for.
-    settings = {setting[key] for key, run in planned.items() if run.seed < CHOICE_SEED}
-    recorded = Counter(setting[key] for key in usable)
-    finished = Counter(setting[key] for key, r in usable.items() if r.finished and not r.for_choice)
-    counts = [finished[one] for one in {*settings, *finished}]
-    trials = min(counts, default=0), max(counts, default=0)
-    short = sum(recorded[one] < 2 for one in settings)
+    trials, wait = _trials(planned.values(), results)
     if verdict and (trials[1] < MIN_TRIALS or not planned.keys() <= usable.keys()):
         verdict = replace(verdict, preliminary=True)
-    if verdict and short and verdict.outcome != "undecided":
-        why = f"{short} of {len(settings)} settings have fewer than two trials yet. "
-        verdict = replace(verdict, outcome="undecided", because=why + verdict.because)
+    if verdict and wait and verdict.outcome != "undecided":
+        verdict = replace(verdict, outcome="undecided", because=wait + verdict.because)
     return Finding(
         experiment=experiment,
         scale=scale,
