@@ -22,8 +22,9 @@ from torch import nn
 
 from neuvar import predict
 from neuvar.cleaning import LabelIssues
-from neuvar.cleaning.find import Trained, find_label_issues, weighted_cross_entropy
+from neuvar.cleaning.find import find_label_issues
 from neuvar.cleaning.sklearn import NVRMClassifier, seed_from
+from neuvar.cleaning.training import Trained, weighted_cross_entropy
 from neuvar.models import mlp
 
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from neuvar._atomic import creating_folder
 from neuvar.cleaning.examples import Examples
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 FOLDS = 5
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neuvar._validate import number
 from neuvar.cleaning.examples import inputs_of, read_labels, split_data
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 NEIGHBOURS = 10
 FEWEST = 4

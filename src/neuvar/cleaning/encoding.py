@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.tables import read_frame, row_place
 
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))

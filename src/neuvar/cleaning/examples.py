@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from neuvar._batches import TARGET_KEYS
 from neuvar._validate import integer
 from neuvar.cleaning.image_folder import is_picture, pixels_of, read_folder, squares
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.data import Dataset, Split
 
 NUMBERS = "biuf"

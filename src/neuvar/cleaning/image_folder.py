@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.data.idx import open_regular
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from neuvar._atomic import replacing
 from neuvar._validate import integer
-from neuvar.cleaning.score import Array, LabelIssues, divide_rows, judge_checked
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.score import LabelIssues, judge_checked
 
 UNKNOWN = -1
 """Label of an example that was never seen."""
@@ -197,7 +198,7 @@ class LabelObserver:
             raise ValueError("the observer has seen no example; call update() in each step")
         if len(seen) < len(labels):
             sums, total, labels = sums[seen], total[seen], labels[seen]
-        p = divide_rows(sums.numpy(), total.numpy())  # sums are a copy
+        p = sums.div_(total[:, None]).numpy()  # sums are a copy
         return judge_checked(p, labels, names=self.names, history=True), seen
 
     def _same_labels(self, own: Array, labels: Any) -> Array:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from neuvar.cleaning.encoding import TEXT_WORDS
 from neuvar.cleaning.examples import has_channels_last
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.pages import head, printable
 
 if TYPE_CHECKING:

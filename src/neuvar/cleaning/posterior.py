@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuvar.measures.estimate import normal_quantile, wilson
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = NDArray[Any]
 
 CHUNK, CHUNK_NUMBERS = 10_000, 250_000
 """Largest number of examples, and of probabilities, processed at once: copies stay small."""
@@ -121,8 +122,7 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     n, classes = p.shape
     predicted = p.argmax(1)
     confident = _most_confident(predicted, p.max(1), classes)
-    pairs = predicted[confident] * classes + y[confident]
-    counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    counts = count_pairs(predicted[confident], y[confident], classes)
     contradicted = predicted != y
     rate = float(contradicted.mean())
     share = min(1.0, float(contradicted[confident].mean()) / rate) if rate else 0.0
@@ -133,6 +133,11 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     flips, z = float(contradicted[confident].mean()), normal_quantile(FLIPS_CONFIDENCE)
     least, _ = wilson(flips, float(len(confident)), z)
     return NoiseModel(transition, rate, share, exponent, least, confident[contradicted[confident]])
+
+
+def count_pairs(rows: Array, columns: Array, classes: int) -> Array:
+    """Matrix of the number of times that each pair of classes occurs."""
+    return np.bincount(rows * classes + columns, minlength=classes**2).reshape(classes, classes)
 
 
 def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:

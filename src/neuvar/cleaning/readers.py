@@ -24,7 +24,7 @@ from neuvar.cleaning.examples import (
 )
 from neuvar.cleaning.image_folder import files_in, is_image, read_folder, read_images
 from neuvar.cleaning.observer import LabelObserver
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.tables import check_column, first_line, read_header, read_numbers, read_texts
 from neuvar.labels.label_files import array_names, read_array
 

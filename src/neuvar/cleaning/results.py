@@ -21,8 +21,9 @@ from neuvar._atomic import write_files, write_folder
 from neuvar.cleaning.duplicates import Duplicates
 from neuvar.cleaning.export import cleanlab_table, label_studio_files
 from neuvar.cleaning.page import is_images, render_page
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import Source, with_classes
-from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, Transition
+from neuvar.cleaning.score import REPLACE_AT, LabelIssues, Transition
 from neuvar.cleaning.tables import escape_cell, read_texts, replace_column
 from neuvar.pages import escape_markdown, printable
 

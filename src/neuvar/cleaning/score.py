@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.posterior import chunks, fit_noise_model, label_posterior
+from neuvar.cleaning.posterior import Array, chunks, count_pairs, fit_noise_model, label_posterior
 from neuvar.measures.estimate import normal_quantile, wilson
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SUM_TOLERANCE = 1e-3
 REPLACE_AT = 0.9
@@ -145,7 +143,7 @@ class LabelIssues:
     def pairs(self) -> Array:
         """Number of flagged examples for each given (row) and suggested (column) class."""
         flagged = self.flagged
-        return _count_pairs(self.labels[flagged], self.suggested[flagged], len(self.names))
+        return count_pairs(self.labels[flagged], self.suggested[flagged], len(self.names))
 
     def __str__(self) -> str:
         return (
@@ -237,12 +235,8 @@ def judge_checked(
     )
 
 
-def _count_pairs(rows: Array, columns: Array, classes: int) -> Array:
-    return np.bincount(rows * classes + columns, minlength=classes**2).reshape(classes, classes)
-
-
 def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
-    counts = _count_pairs(true, given, classes)
+    counts = count_pairs(true, given, classes)
     totals = counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):  # classes without examples become nan
         matrix = counts / totals
@@ -280,13 +274,7 @@ def check_probabilities(value: Any) -> Array:
         raise ValueError(
             f"each row of probabilities must sum to 1, row {worst} sums to {totals[worst]:.6g}"
         )
-    return divide_rows(p, totals)
-
-
-def divide_rows(p: Array, totals: Array) -> Array:
-    """Divide each row of an array by its total, in place."""
-    for part in chunks(p):
-        p[part] /= totals[part, None]
+    p /= totals[:, None]
     return p
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from neuvar._validate import integer
 from neuvar._validate import seed as check_seed
 from neuvar.cleaning.examples import Examples, label_array, read_labels
-from neuvar.cleaning.find import check_scores, network_for, prepare, train_once
-from neuvar.cleaning.score import Array, judge_labels
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.score import judge_labels
+from neuvar.cleaning.training import check_scores, network_for, prepare, train_once
 from neuvar.prediction import predict
 
 try:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.examples import NUMBERS
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 NEEDS_PANDAS = 'reading tables needs pandas and pyarrow: pip install "neuvar[clean]"'
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -15,10 +15,11 @@ import torch
 from neuvar.cleaning.cleaned_folder import check_cleaned_folder, write_cleaned_folder
 from neuvar.cleaning.duplicates import find_duplicates
 from neuvar.cleaning.examples import Examples
-from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.find import find_label_issues
 from neuvar.cleaning.image_folder import require_pillow
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.page import is_images
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import (
     OBSERVED,
     Source,
@@ -37,7 +38,8 @@ from neuvar.cleaning.results import (
     write_cleaning,
     write_decided,
 )
-from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, compare_with_chance
+from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
+from neuvar.cleaning.training import network_for
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
