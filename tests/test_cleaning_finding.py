@@ -411,7 +411,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("model", "options", "word"),
         [
-            (network(2), {}, r"one score for each of 3 classes, shape \(2, 3\) .* got \(2, 2\)"),
+            (network(2), {}, r"one logit for each of 3 classes, shape \(2, 3\) .* got \(2, 2\)"),
             (network(), {"epochs": 0}, "epochs"),
             (network(), {"b": -1.0}, "b must be"),
             (network(), {"b": "best"}, "b must be"),
@@ -436,7 +436,7 @@ class TestWhatIsRefused:
         rng = np.random.default_rng(0)
         x = rng.normal(size=(400, 5)).astype(np.float32)
         y = rng.integers(3, size=400)
-        with pytest.raises(ValueError, match="learned nothing about the labels: it gives them"):
+        with pytest.raises(ValueError, match="learned nothing about the labels: their mean"):
             find_label_issues(network(), (1e-6 * x, y), b=0.5, **QUICK)
 
     def test_a_rare_class_is_not_taken_for_nothing_learned(self):

@@ -174,7 +174,7 @@ class TestLabels:
         ("values", "sentence"),
         [
             ([], "labels is empty"),
-            ([3, 3], "at least two classes, all examples have the one class '3'"),
+            ([3, 3], "at least two classes, but all examples have class '3'"),
             (["cat"], "the one class 'cat'"),
             ([0, 0.5, 1], r"labels must be classes, got 0\.5 at position 1"),
             ([0, 1, np.inf], "got inf at position 2, which looks like a continuous quantity"),
@@ -355,7 +355,7 @@ class TestInputs:
             (torch.ones(2, 2, dtype=torch.complex64), "real numbers"),
             (
                 [[1, 2], [np.nan, 1], [2, np.inf]],
-                "finite in float32, those of 2 of 3 examples are not, the first one at position 1",
+                "finite in float32, but 2 of 3 examples are not, the first one at position 1",
             ),
             (torch.tensor([[1.0], [-torch.inf]]), "1 of 2 examples are not"),
             (np.array([[1.0], [1e39]]), "1 of 2 examples are not, the first one at position 1"),
@@ -528,7 +528,7 @@ class TestExamples:
                 TensorDataset(torch.ones(3, 2)),
                 "pairs of an input and a label, or dicts with them, got tuple at",
             ),
-            (Items([picture(), 3], [0, 1]), "must all be pictures, or none, got 1 of 2"),
+            (Items([picture(), 3], [0, 1]), "must all be PIL images, or none, got 1 of 2"),
             (Items([], []), "labels is empty"),
         ],
         ids=range(12),
@@ -725,7 +725,7 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("many", "sentence"),
         [
-            ({"a/1.png": picture()}, "at least two classes, all examples have the one class 'a'"),
+            ({"a/1.png": picture()}, "at least two classes, but all examples have class 'a'"),
             ({"1.png": picture()}, "a folder of images for each class, it has no folders"),
             ({"train/a/1.png": picture()}, "has the splits train of a dataset: give one of them"),
             ({"a/1.txt": b"", "b/2.txt": b""}, "it has 2 folders and no image in them"),
@@ -960,8 +960,8 @@ class TestPictures:
         found = read_examples(tmp_path).inputs
         assert found[1].unique().tolist() == [50]
 
-    def test_is_picture(self, monkeypatch):
-        assert image_folder.is_picture(picture())
-        assert not image_folder.is_picture(np.zeros((8, 8)))
+    def test_is_pil_image(self, monkeypatch):
+        assert image_folder.is_pil_image(picture())
+        assert not image_folder.is_pil_image(np.zeros((8, 8)))
         monkeypatch.delitem(sys.modules, "PIL.Image")
-        assert not image_folder.is_picture(Path())
+        assert not image_folder.is_pil_image(Path())

@@ -1,4 +1,4 @@
-"""Load examples with labels into memory: arrays, tensors, data frames, datasets, image folders."""
+"""Read inputs and labels from arrays, tensors, data frames, datasets and image folders."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from neuvar._batches import TARGET_KEYS
 from neuvar._validate import integer
-from neuvar.cleaning.image_folder import is_picture, pixels_of, read_folder, squares
+from neuvar.cleaning.image_folder import is_pil_image, pixels_of, read_folder, squares
 from neuvar.cleaning.posterior import Array
 from neuvar.data import Dataset, Split
 
 NUMBERS = "biuf"
 """numpy's kinds of booleans, integers and floats."""
 LARGEST_INTEGER = 2.0**53
-"""Above it, every float is an integer."""
+"""Larger floats are all integers."""
 CHUNK = 4096
-"""Examples that are checked, and RGBA images that are made RGB, at once."""
+"""Examples that are processed at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples in memory, with a label each.
+    """Inputs and labels in memory.
 
     Attributes:
         inputs: uint8 images of shape (n, height, width) or (n, channels, height, width), int64
             rows of shape (n, m), or float32 features of shape (n, ...).
         labels: int64 class indices, shape (n,).
         names: name of each class.
-        files: for images from a folder, the path of each within it, with forward slashes.
+        files: path of each image within its folder, with forward slashes; empty for other data.
     """
 
     inputs: Tensor
@@ -55,14 +55,12 @@ class Examples:
             )
         inside = (self.labels >= 0) & (self.labels < classes)
         if self.labels.dtype != np.int64 or not inside.all():
-            raise ValueError(
-                f"labels must be int64 numbers from 0 to {classes - 1}, one for each name"
-            )
+            raise ValueError(f"labels must be int64 from 0 to {classes - 1}, the indices of names")
         image = self.inputs.dtype == torch.uint8 and self.inputs.ndim in (3, 4)
         tokens = self.inputs.dtype == torch.int64 and self.inputs.ndim == 2
         if not (image or tokens or self.inputs.dtype == torch.float32):
             raise ValueError(
-                "inputs must be float32, int64 of 2 dimensions or uint8 images of 3 or 4, got "
+                "inputs must be float32, int64 with 2 dimensions, or uint8 with 3 or 4, got "
                 f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
             )
 
@@ -71,17 +69,17 @@ class Examples:
 
 
 class Parts(NamedTuple):
-    """Inputs and labels before conversion, and class names and files if the data have them."""
+    """Inputs and labels before their conversion, and class names and files, if any."""
 
     inputs: Any
     labels: Any
     names: Sequence[str] | None = None
     files: tuple[str, ...] = ()
-    ready: bool = False  # whether inputs are already a tensor that Examples takes
+    ready: bool = False  # whether inputs are already a tensor for Examples
 
 
 class _Pixels(NamedTuple):
-    """Pixels of a PIL image. They are scaled later; plain arrays are not."""
+    """Pixels of a PIL image, which are scaled later, unlike arrays."""
 
     array: Array
 
@@ -91,14 +89,14 @@ def read_examples(
 ) -> Examples:
     """Load examples and their labels into memory.
 
-    The classes are the given ``names``, or those of a dataset or folder that names its classes, or
-    else the labels that occur, in sorted order: labels 0, 5 and 9 become three classes "0", "5" and
-    "9"; with ten ``names`` they are three of ten classes.
+    The classes are the given ``names``, or those of a dataset or folder that names its classes. By
+    default they are the labels that occur, in sorted order: labels 0, 5 and 9 become three classes
+    "0", "5" and "9". With ten ``names``, the same labels are three of ten classes.
 
-    Images from a folder are rotated by their EXIF orientation, put on white where transparent, and
-    scaled so that the longer side has ``size`` pixels, centred in a black square. They are RGB
-    unless all are gray. Gray images of more than 8 bits share one range, with as many bits as the
-    brightest pixel needs.
+    PIL images and images from a folder are rotated by their EXIF orientation and get a white
+    background where transparent. They are scaled so that the longer side has ``size`` pixels, and
+    centred in a black square. They are RGB unless all are gray. Gray images of more than 8 bits
+    share one brightness range, with as many bits as the brightest pixel needs.
 
     Args:
         data: one of
@@ -108,11 +106,11 @@ def read_examples(
             - a map-style torch dataset whose items are pairs of an input and a label, or dicts
               with one input and a label under "labels", "label", "targets", "target" or "y";
               inputs may be PIL images;
-            - the path of a folder with one subfolder of images for each class;
+            - the path of a folder with one subfolder of images per class;
             - :class:`Examples`, returned unchanged.
-        size: height and width of PIL images and images of a folder. By default their longer side,
-            if it is the same for all and at most 64; otherwise 64.
-        names: name of each class, in the order of the network's outputs. Labels must then be these
+        size: height and width of PIL images and images of a folder. By default the longer side of
+            the images if it is the same for all and at most 64, otherwise 64.
+        names: name of each class, in the order of the model's outputs. Labels must then be these
             names or their indices.
 
     Returns:
@@ -133,7 +131,10 @@ def read_examples(
 
 
 def split_data(data: Any, *, size: int | None = None, names: Sequence[str] | None = None) -> Parts:
-    """Read data once, and separate inputs from labels; for the arguments see read_examples."""
+    """Separate inputs from labels. Each item of a dataset is read once.
+
+    For the arguments see :func:`read_examples`.
+    """
     if isinstance(data, Examples):
         if size is not None or names is not None:
             raise ValueError("size and names must be left out for Examples, which have their own")
@@ -175,7 +176,7 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
     kinds = (Tensor, np.ndarray, Real, list, tuple)
     keys = [key for key in TARGET_KEYS if key in item]
     others = [value for key, value in item.items() if key not in keys]
-    inputs = [value for value in others if isinstance(value, kinds) or is_picture(value)]
+    inputs = [value for value in others if isinstance(value, kinds) or is_pil_image(value)]
     if len(keys) != 1 or len(inputs) != 1:
         raise ValueError(
             f"items of data that are dicts must have a label under one of {', '.join(TARGET_KEYS)} "
@@ -185,11 +186,11 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
 
 
 def _to_pixels(value: Any, size: int | None) -> Any:
-    return _Pixels(pixels_of(value, size)) if is_picture(value) else value
+    return _Pixels(pixels_of(value, size)) if is_pil_image(value) else value
 
 
 def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
-    """Inputs as a tensor; pictures become squares."""
+    """Inputs as a tensor; PIL images become squares of one size."""
     values = parts.inputs
     if parts.ready:
         ready: Tensor = values
@@ -199,7 +200,7 @@ def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
         pictures = [value.array for value in values if isinstance(value, _Pixels)]
         if pictures and len(pictures) < len(values):
             raise ValueError(
-                f"inputs must all be pictures, or none, got {len(pictures)} of {len(values)}"
+                f"inputs must all be PIL images, or none, got {len(pictures)} of {len(values)}"
             )
         if pictures:
             return squares(pictures, size)
@@ -211,8 +212,8 @@ def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
 def read_inputs(values: Any) -> Tensor:
     """Inputs as a tensor: uint8 for images, int64 for rows of integers, otherwise float32.
 
-    Images with channels last (1, 3 or 4 channels, height and width above 4) get channels first.
-    RGBA images in uint8 are put on white. uint8 and bool rows become float32.
+    Channels are moved to the front if they are last: 1, 3 or 4 of them, height and width above 4.
+    RGBA images in uint8 get a white background. uint8 and bool rows become float32.
 
     >>> images = np.zeros((7, 32, 32, 4), dtype=np.uint8)
     >>> read_inputs(images).shape, read_inputs(images).unique()
@@ -231,9 +232,8 @@ def read_inputs(values: Any) -> Tensor:
         finite = torch.cat([part.isfinite().flatten(1).all(1) for part in inputs.split(CHUNK)])
         if not finite.all():
             raise ValueError(
-                f"inputs must be finite in float32, those of {int((~finite).sum())} of "
-                f"{len(finite)} examples are not, the first one at position "
-                f"{int(finite.int().argmin())}"
+                f"inputs must be finite in float32, but {int((~finite).sum())} of {len(finite)} "
+                f"examples are not, the first one at position {int(finite.int().argmin())}"
             )
     if has_channels_last(shape):
         inputs = inputs.movedim(3, 1)
@@ -323,7 +323,7 @@ def read_labels(
     """
     values = label_array(labels)
     if not len(values):
-        raise ValueError("labels is empty; at least two classes need an example each")
+        raise ValueError("labels is empty; at least two classes need examples")
     _refuse_missing(values, () if names is None else tuple(names))
     if values.dtype.kind == "f":
         odd = (values != np.round(values)) | ~(np.abs(values) <= LARGEST_INTEGER)
@@ -339,7 +339,7 @@ def read_labels(
     occurring = np.unique(indices)
     if len(occurring) < 2:
         raise ValueError(
-            "labels must have at least two classes, all examples have the one class "
+            "labels must have at least two classes, but all examples have class "
             f"{names[occurring[0]]!r}"
         )
     if len(names) > len(indices):
@@ -351,7 +351,7 @@ def read_labels(
 
 
 def label_array(labels: Any) -> Array:
-    """Labels as an array of numbers if all of them are, otherwise of objects."""
+    """Labels as an array of numbers if all are numbers, otherwise of objects."""
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu()
         values = np.asarray(labels.double() if labels.is_floating_point() else labels)
@@ -366,7 +366,7 @@ def label_array(labels: Any) -> Array:
         raise ValueError(f"labels must have the shape (n,), got {values.shape}")
     if values.dtype.kind in NUMBERS:
         return values
-    if values.dtype.kind in "mM":  # as objects, times would become numbers without a unit
+    if values.dtype.kind in "mM":  # converted to objects, times would lose their unit
         unknown, values = np.isnat(values), values.astype(str).astype(object)
         values[unknown] = None
     items = [_unwrap(value, i) for i, value in enumerate(values.astype(object).tolist())]

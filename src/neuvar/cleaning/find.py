@@ -1,4 +1,4 @@
-"""Find wrong labels: train once without memorizing them, and score the labels."""
+"""Find wrong labels with one training run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from neuvar.cleaning.score import (
     compare_with_chance,
     judge_checked,
 )
-from neuvar.cleaning.training import RHO, Device, check_scores, predict, prepare, train_once
+from neuvar.cleaning.training import RHO, Device, check_logits, predict, prepare, train_once
 from neuvar.train import Checkpoint
 from neuvar.train.evaluation import device_of
 
@@ -57,42 +57,42 @@ def find_label_issues(
     """Find wrong labels with one training run.
 
     A network whose weights are perturbed in training memorizes few wrong labels. A copy of the
-    model is trained on the labels as they are, and the probabilities that each example gets in
+    model is trained on the given labels. The probabilities that it predicts for each example in
     training are averaged over all epochs. :func:`judge_labels` then scores the labels.
 
-    By default the perturbation is the worst one in a small radius, that of
-    :class:`neuvar.baselines.SAM`. It ranks wrong labels better than weight noise in most of our
-    comparisons. SAM takes two gradients per step, and therefore half of the epochs. With ``b`` the
-    perturbation is weight noise.
+    By default :class:`neuvar.baselines.SAM` perturbs the weights in the direction of the gradient.
+    In most of our comparisons it ranks wrong labels better than weight noise. SAM takes two
+    gradients per step, so it trains for half of the epochs. With ``b``, the weights are perturbed
+    by noise instead.
 
     Args:
-        model: any network with one score for each class; it is not changed. Or predicted
-            probabilities of shape (n, classes): then nothing is trained. Or any scikit-learn
-            classifier with ``predict_proba``: copies of it are fitted in five folds.
+        model: any network with one logit per class; it is not changed. Or predicted probabilities
+            of shape (n, classes): nothing is trained. Or any scikit-learn classifier with
+            ``predict_proba``: copies of it are fitted in five folds.
         data: a pair of inputs and labels (arrays, tensors), a :class:`neuvar.data.Dataset` or
             :class:`~neuvar.data.Split`, a torch dataset of pairs or dicts, or a folder with one
-            subfolder of images for each class. With probabilities, labels alone are enough.
-            Integers are tokens if the model has an embedding, otherwise features. uint8 images are
-            normalized; other inputs are used as they are, so bring features to a similar scale.
-        trained: use the model as it is, without training. A model that has memorized the labels
-            finds little. Pass its inputs as floats, preprocessed as in its training.
+            subfolder of images per class. With probabilities, labels alone are enough. Integers
+            are tokens if the model has an embedding layer, otherwise features. uint8 images are
+            normalized; other inputs are not, so bring features to a similar scale.
+        trained: use the model without training it. A model that has memorized the labels finds
+            few wrong ones. Pass its inputs as floats, preprocessed as in its training.
         rho: radius of SAM.
         b: train with weight noise of this scale, or of scale "auto", instead of SAM.
-        epochs: gradients for each example: passes over the data with weight noise, twice the passes
+        epochs: gradients per example. One pass over the data takes one with weight noise, and two
             with SAM. The learning rate is divided by 10 after each third.
-        batch_size: examples in a batch.
+        batch_size: examples per batch.
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
-        seed: seed of the batch order and the noise, or of the folds; the initial weights are the
-            model's.
+        seed: seed of the batch order and the noise, or of the folds. The training starts from the
+            model's own weights.
         device: device to train on.
         precision: "float32", or "bf16" or "fp16" for automatic mixed precision.
         names: name of each class; by default those of the data.
         progress: called with the finished fraction of the training, first at its start.
         checkpoint: file to save the training to every minute. If it exists, the training resumes,
-            and the result is the same to the bit as without the interruption. A checkpoint of
-            other data or settings is refused. See :class:`neuvar.train.Checkpoint`.
+            and the result is bit-identical to an uninterrupted one. A checkpoint of other data or
+            settings is refused. See :class:`neuvar.train.Checkpoint`.
 
     >>> from neuvar.data import mnist_excerpt
     >>> from neuvar.labels import corrupt
@@ -119,19 +119,19 @@ def find_label_issues(
         "checkpoint": checkpoint,
     }
     if isinstance(data, nn.Module):
-        raise ValueError("data must follow the model: find_label_issues(model, data)")
+        raise ValueError("data must be the second argument: find_label_issues(model, data)")
     if is_estimator(model):
         unused = training | {"trained": trained, "precision": precision, "seed": 0}
         _refuse_unused(unused, "an estimator")
         parts = split_data(data, names=names)
         labels, names = read_labels(parts.labels, parts.names)
         p = cross_validate(model, parts.inputs, labels, len(names), seed)
-        return _score(p, labels, names, parts)
+        return _judge(p, labels, names, parts)
     if not isinstance(model, nn.Module):
         _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
         p = check_probabilities(model)
         parts = Parts(None, data, names) if _is_labels(data) else split_data(data, names=names)
-        return _score(p, *read_labels(parts.labels, parts.names, classes=p.shape[1]), parts)
+        return _judge(p, *read_labels(parts.labels, parts.names, classes=p.shape[1]), parts)
     if trained:
         _refuse_unused(training, "a trained model")
         device = device_of(model)
@@ -141,12 +141,12 @@ def find_label_issues(
     if inputs.dtype == torch.int64 and not has_tokens:
         inputs = inputs.float()
     examples = Examples(inputs, *read_labels(parts.labels, parts.names), parts.files)
-    network, scores = prepare(model, inputs, seed=seed, device=device)
-    classes = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+    network, logits = prepare(model, inputs, seed=seed, device=device)
+    classes = logits.shape[1] if isinstance(logits, Tensor) and logits.ndim == 2 else 0
     if parts.names is None and classes > len(examples.names):
-        # Labels that are numbers may leave out some of the model's classes.
+        # Numeric labels need not contain all classes of the model.
         examples = Examples(inputs, *read_labels(parts.labels, classes=classes), parts.files)
-    check_scores(scores, len(examples.names))
+    check_logits(logits, len(examples.names))
     if trained:
         p, last_b = predict(network, examples, precision=precision), None
     else:
@@ -155,11 +155,11 @@ def find_label_issues(
     own, by_chance, errors = compare_with_chance(p, examples.labels)
     if errors <= 2:
         raise ValueError(
-            "the network has learned nothing about the labels: it gives them a probability of "
-            f"{own:.3g} on average, and {by_chance:.3g} to labels in random order; "
+            "the network has learned nothing about the labels: their mean probability is "
+            f"{own:.3g}, and {by_chance:.3g} for labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
-    return _score(p, examples.labels, examples.names, parts, last_b, history=not trained)
+    return _judge(p, examples.labels, examples.names, parts, last_b, history=not trained)
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
@@ -170,13 +170,13 @@ def _refuse_unused(options: dict[str, Any], beside: str) -> None:
 
 
 def _is_labels(data: Any) -> bool:
-    """Whether data is labels alone, rather than a pair of inputs and labels."""
+    """Whether data are labels without inputs."""
     if isinstance(data, (list, tuple)):
         return all(isinstance(value, (str, Real)) or np.ndim(value) == 0 for value in data)
     return getattr(data, "ndim", None) == 1
 
 
-def _score(
+def _judge(
     p: Array,
     labels: Array,
     names: tuple[str, ...],
@@ -184,7 +184,7 @@ def _score(
     b: float | None = None,
     history: bool = False,
 ) -> LabelIssues:
-    """Judge labels, and add the original label of each class, as ``values``."""
+    """Judge labels, and add the original label of each class as ``values``."""
     original = label_array(parts.labels)
     classes, first = np.unique(labels, return_index=True)
     if original.dtype.kind in NUMBERS:

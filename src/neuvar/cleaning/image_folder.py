@@ -1,4 +1,4 @@
-"""Read image folders, and convert pictures of any size and mode to uint8 squares."""
+"""Read image folders, and convert PIL images of any size and mode to uint8 squares."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 64
-"""Default side of the squares; if all pictures have the same smaller side, that one is used."""
+"""Default side of the squares, unless all images have the same smaller side."""
 MAX_PIXELS = 100_000_000
-"""Pictures with more pixels are refused: a small file may unpack to any number of pixels."""
+"""Larger images are refused: a small file may decompress to a huge image."""
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 )
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Allowed file contents. Pillow knows other formats, and runs external programs for some."""
+"""Allowed file formats. For some of the others, Pillow runs external programs."""
 CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini"))
 SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))
 
@@ -38,8 +38,8 @@ def read_folder(
 ) -> tuple[Tensor, list[str], tuple[str, ...], tuple[str, ...]]:
     """Images, class of each image, names of all classes, and file of each image.
 
-    The classes are the subfolders in sorted order, including empty ones. With a list ``skipped``,
-    files that cannot be read are left out and put into it.
+    The classes are the subfolders in sorted order, including empty ones. Files that cannot be read
+    raise an error; with a list ``skipped``, they are appended to it instead.
     """
     by_class = files_in(folder)
     names = tuple(name for name in by_class if name)
@@ -62,7 +62,7 @@ def read_folder(
 
 
 def files_in(folder: Path) -> dict[str, list[str]]:
-    """Sorted files of each class, as paths within the folder; the key "" has files of no class.
+    """Sorted files of each class, as paths within the folder; key "" holds files without a class.
 
     Hidden files are skipped. A class may be a symbolic link to a folder; links within a class are
     not followed.
@@ -104,9 +104,9 @@ def is_image(file: str) -> bool:
 def read_images(
     folder: Path, files: list[str], size: int | None, skipped: list[str] | None = None
 ) -> Tensor:
-    """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB.
+    """Images of a folder as uint8 squares: gray if all are gray, otherwise RGB.
 
-    With a list ``skipped``, files that cannot be read are put into it.
+    For ``skipped`` see :func:`read_folder`.
     """
     require_pillow()
     from PIL import Image, UnidentifiedImageError
@@ -115,7 +115,7 @@ def read_images(
     bad: list[tuple[str, Exception]] = []
     enough = 2 * (size or SIZE)
     with warnings.catch_warnings():
-        # Pillow's warnings do not name the file; sizes are checked here.
+        # Pillow's warnings do not name the file. Sizes are checked below.
         warnings.simplefilter("ignore")
         for file in files:
             try:
@@ -142,22 +142,22 @@ def read_images(
     lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))
     if lowest.equal(highest):
         raise ValueError(
-            f"the images in {folder} must differ, all pixels of all {len(files)} are "
+            f"the images in {folder} must differ, but all pixels of all {len(files)} images are "
             f"{lowest.tolist()}"
         )
     return images
 
 
 def require_pillow() -> None:
-    """Raise an error that says how to install Pillow, if it is missing."""
+    """Raise an error with the install command if Pillow is missing."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise ImportError('images need Pillow: pip install "neuvar[clean]"') from error
 
 
-def is_picture(value: Any) -> bool:
-    """Whether a value is a PIL image; imports nothing."""
+def is_pil_image(value: Any) -> bool:
+    """Whether a value is a PIL image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
@@ -170,9 +170,9 @@ def _refuse_too_large(picture: Image) -> None:
 
 
 def pixels_of(picture: Image, size: int | None) -> Array:
-    """Gray or RGB pixels of a picture whose longer side is ``size``.
+    """Gray or RGB pixels of a PIL image, scaled to a longer side of ``size``.
 
-    Without a size, only pictures larger than ``SIZE`` are scaled.
+    By default only images larger than ``SIZE`` are scaled.
     """
     from PIL import ImageOps
 
@@ -184,13 +184,13 @@ def pixels_of(picture: Image, size: int | None) -> Array:
     if plain.mode != "F":
         return pixels
     pixels = pixels.round()
-    # uint16 takes half the memory until the last picture is read.
+    # uint16 takes half the memory until all images are read.
     fits = pixels.min() >= 0 and pixels.max() < 2**16
     return pixels.astype(np.uint16) if fits else pixels
 
 
 def _gray_or_rgb(picture: Image) -> Image:
-    """A picture in mode L or RGB, or F if it has more than 8 bits."""
+    """The image in mode L or RGB, or F if it has more than 8 bits."""
     from PIL import Image
 
     if picture.mode == "F":
@@ -213,14 +213,14 @@ def _scale(picture: Image, side: int) -> Image:
 
 
 def squares(pictures: list[Array], size: int | None) -> Tensor:
-    """Pictures centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
+    """Images centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
 
-    Without a size, the side is the longer side of the pictures if all have the same one, otherwise
-    ``SIZE``. The list is emptied.
+    By default the side is the longer side of the images if it is the same for all, otherwise
+    ``SIZE``. The list is emptied to free memory.
 
-    Pictures of more than 8 bits share one range. A 16-bit file may hold 10 or 12 bits without
-    saying so. White is therefore the largest value of the smallest even number of bits, at least 8,
-    that the brightest pixel needs. Black is 0, or the lowest negative value.
+    Images of more than 8 bits share one brightness range, since a 16-bit file may hold only 10 or
+    12 bits. White is the largest value of the smallest even number of bits, at least 8, that holds
+    the brightest pixel. Black is 0, or the lowest negative value.
     """
     from PIL import Image
 
@@ -241,7 +241,7 @@ def squares(pictures: list[Array], size: int | None) -> Tensor:
             picture = np.asarray(_scale(Image.fromarray(picture), side))
         height, width = picture.shape[:2]
         top, left = (side - height) // 2, (side - width) // 2
-        # A gray picture among coloured ones is broadcast to three channels.
+        # A gray image among RGB images is broadcast to three channels.
         target = out[index, ..., top : top + height, left : left + width]
         target[...] = picture if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
     return torch.from_numpy(out)

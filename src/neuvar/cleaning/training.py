@@ -1,4 +1,4 @@
-"""Train a network on noisy labels, and average the probabilities that it predicts on the way."""
+"""Train a network on noisy labels, and average its predicted probabilities over the epochs."""
 
 from __future__ import annotations
 
@@ -34,18 +34,24 @@ Device = torch.device | str
 
 EVALUATION_BATCH = 500
 HASHED_BYTES = 1 << 24
-"""Bytes that are hashed at once."""
+"""Bytes hashed at once."""
 HIDDEN_UNITS = 1024
-"""Units in the two hidden layers of the default fully connected network, as in the paper."""
+"""Units of each hidden layer of the default fully connected network, as in the paper."""
 RHO = 0.1
 """Default radius of SAM."""
 LARGEST_FLAT_IMAGE = 32
-"""Gray images with more pixels on a side go to a convolutional network."""
+"""Larger gray images get a convolutional network by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained network, the mean of its probabilities in training, and b at the end, if any."""
+    """The result of :func:`train_once`.
+
+    Attributes:
+        model: the trained network.
+        probabilities: predicted probabilities of each example, averaged over the training.
+        b: noise scale at the end of training; None without noise.
+    """
 
     model: nn.Module
     probabilities: Array
@@ -55,9 +61,9 @@ class Trained:
 def prepare(
     model: nn.Module, inputs: Tensor, *, seed: int, device: Device
 ) -> tuple[nn.Module, Any]:
-    """A float32 copy of a model at its clean weights, and its scores of the first two inputs.
+    """A float32 copy of a model at its clean weights, and its logits for the first two inputs.
 
-    The forward pass also initializes lazy layers, from the seed.
+    The forward pass also initializes lazy layers from the seed.
     """
     network, device = copy_clean(model).float().to(device), torch.device(device)
     two = Examples(inputs[:2], np.arange(2), ("first", "second"))
@@ -72,13 +78,13 @@ def prepare(
             ) from error
 
 
-def check_scores(scores: Any, classes: int) -> None:
-    """Refuse a model's scores of two examples unless there is one for each class."""
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+def check_logits(logits: Any, classes: int) -> None:
+    """Refuse logits of two examples unless there is one per class."""
+    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
-            f"model must give one score for each of {classes} classes, shape (2, {classes}) for 2 "
-            f"examples, got {got}"
+            f"model must return one logit for each of {classes} classes, shape (2, {classes}) for "
+            f"2 examples, got {got}"
         )
 
 
@@ -100,10 +106,10 @@ def train_once(
     progress: Callable[[float], None] | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
 ) -> Trained:
-    """Train a network in place, and average the probabilities that each example gets.
+    """Train a network in place, and average the predicted probabilities of each example.
 
-    Without b it is trained by SAM, for half of the epochs. The loss of each example is multiplied
-    by its weight, divided by the mean of all weights.
+    Without b it is trained by SAM for half of the epochs. The loss of each example is multiplied by
+    its weight, divided by the mean weight.
     """
     epochs = integer("epochs", epochs, low=1)
     if b is not None and rho != RHO:
@@ -146,26 +152,26 @@ def train_once(
     return Trained(network, history.mean(), last_b)
 
 
-def weighted_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean of the weighted losses; the columns of the targets are labels and weights."""
+def weighted_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean of the weighted losses; the targets have a column of labels and one of weights."""
     labels, weights = targets.unbind(1)
-    return (weights * cross_entropy(scores, labels.long(), reduction="none")).mean()
+    return (weights * cross_entropy(logits, labels.long(), reduction="none")).mean()
 
 
 class History:
-    """Mean of the probabilities that each example gets in training."""
+    """Mean of the predicted probabilities of each example over the training."""
 
     def __init__(self, count: int, classes: int, device: torch.device) -> None:
         self._sums = torch.zeros(count, classes, device=device)
 
-    def __call__(self, batch: tuple[Tensor, ...], scores: Tensor) -> None:
-        self._sums[batch[2]] += softmax(scores.float(), 1)
+    def __call__(self, batch: tuple[Tensor, ...], logits: Tensor) -> None:
+        self._sums[batch[2]] += softmax(logits.float(), 1)
 
     def resume(self, checkpoint: Checkpoint, examples: Examples, batches: int) -> float:
-        """Continue from a checkpoint, if it has a state, and save the sums with it from now on.
+        """Load the sums from a checkpoint that has any, and save them with it from now on.
 
-        Returns the number of epochs that are done. :func:`~neuvar.train.fit` compares the settings
-        and the model, but only some of the inputs.
+        Returns the number of finished epochs. All inputs are compared here, because
+        :func:`~neuvar.train.fit` compares the settings and the model, but only some inputs.
         """
         own, done = hash_examples(examples), 0.0
         if checkpoint.read() and (saved := checkpoint.saved) is not None:
@@ -181,7 +187,7 @@ class History:
         return done
 
     def mean(self) -> Array:
-        """Mean probabilities, with rows that sum to 1; computed in place of the sums."""
+        """Mean probabilities, rows sum to 1. On the CPU they overwrite the sums."""
         sums = self._sums.cpu()
         return sums.div_(sums.sum(1, keepdim=True)).numpy()
 
@@ -217,9 +223,9 @@ def make_batches(
     shuffle: bool = True,
     weights: Array | None = None,
 ) -> EpochsOfBatches:
-    """Batches of inputs, labels and indices; images are normalized.
+    """Batches of inputs, targets and indices; uint8 images are normalized.
 
-    With weights, the labels are the targets of :func:`weighted_cross_entropy`.
+    The targets are labels, or with weights the targets of :func:`weighted_cross_entropy`.
     """
     inputs, labels = examples.inputs, torch.as_tensor(examples.labels)
     if weights is not None:
@@ -232,7 +238,7 @@ def make_batches(
 
 
 class FeatureBatches:
-    """Batches of any tensors, in an order that depends only on the seed and the epoch."""
+    """Batches of any tensors; their order depends only on the seed and the epoch."""
 
     def __init__(
         self, parts: tuple[Tensor, ...], size: int, seed: int | None, device: Device
@@ -245,7 +251,7 @@ class FeatureBatches:
         return math.ceil(len(self._parts[0]) / self.size)
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """Batches of one epoch from batch ``start`` on."""
+        """The batches of one epoch, from number ``start`` on."""
         order = np.arange(len(self._parts[0]))
         if self.seed is not None:
             order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(order)
@@ -255,10 +261,11 @@ class FeatureBatches:
 
 
 def network_for(examples: Examples, *, seed: int) -> nn.Module:
-    """A default network: the paper's fully connected one, or a ResNet-10 of width 16 for images.
+    """A default network for some examples.
 
-    Features and gray images of at most 32 x 32 pixels go to the fully connected network with two
-    hidden layers of 1024 units. An example of two or three dimensions is an image.
+    Features and gray images of at most 32 x 32 pixels get a fully connected network with two hidden
+    layers of 1024 units, as in the paper. Other images get a ResNet-10 of width 16. Examples with
+    two or three dimensions are images.
     """
     shape, classes = tuple(examples.inputs.shape[1:]), len(examples.names)
     gray = len(shape) == 2 or shape[:1] == (1,)
