@@ -145,7 +145,7 @@ def test_labels_from_a_file_make_the_folders(capsys):
         np.save("p.npy", np.eye(2)[[order.index(("cat", bad)[i % 2]) for i in range(21)]])
         code, _, said = run(capsys, "--labels", "labels.csv", "--cleaned-folder", "other")
         assert code != 0
-        assert f"--cleaned-folder needs classes that can be folders, got {bad!r}" in said
+        assert f"--cleaned-folder needs classes that can be folder names, got {bad!r}" in said
         assert not Path("other").exists()
 
 

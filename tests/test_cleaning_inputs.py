@@ -175,7 +175,7 @@ class TestLabels:
         [
             ([], "labels is empty"),
             ([3, 3], "at least two classes, but all examples have class '3'"),
-            (["cat"], "the one class 'cat'"),
+            (["cat"], "all examples have class 'cat'"),
             ([0, 0.5, 1], r"labels must be classes, got 0\.5 at position 1"),
             ([0, 1, np.inf], "got inf at position 2, which looks like a continuous quantity"),
             ([0, 1e300], r"got 1e\+300 at position 1"),
@@ -205,7 +205,7 @@ class TestLabels:
             ([0, -1, 1], "got -1 at position 1"),
             (np.array([0, 2**63], dtype=np.uint64), "got 9223372036854775808 at position 1"),
             (["a", "d", "b"], "got 'd' at position 1"),
-            ([2, 2, 2], "the one class 'b'"),
+            ([2, 2, 2], "all examples have class 'b'"),
             ([0, 1], "at least as many examples as there are classes, got 2 examples and 3"),
         ],
     )
@@ -556,10 +556,13 @@ class TestExamples:
         [
             ({"labels": np.array(LABELS[:5])}, "must have the same length, got 6 and 5"),
             ({"files": ("a",)}, "got 6 and 6, and 1 files"),
-            ({"names": ("a",)}, "labels must be int64 numbers from 0 to 0"),
-            ({"labels": np.array(LABELS) - 1}, "labels must be int64 numbers from 0 to 1"),
+            ({"names": ("a",)}, "labels must be int64 from 0 to 0"),
+            ({"labels": np.array(LABELS) - 1}, "labels must be int64 from 0 to 1"),
             ({"labels": np.array(LABELS, dtype=np.float32)}, "labels must be int64"),
-            ({"inputs": torch.ones(6, 2, dtype=torch.uint8)}, "inputs must be float32, int64 of 2"),
+            (
+                {"inputs": torch.ones(6, 2, dtype=torch.uint8)},
+                "inputs must be float32, int64 with 2",
+            ),
             ({"inputs": torch.ones(6, 2, 2, dtype=torch.int64)}, r"got torch.int64 of shape"),
             ({"inputs": torch.ones(6, 2).double()}, r"got torch.float64 of shape \(6, 2\)"),
         ],
@@ -729,7 +732,7 @@ class TestFolder:
             ({"1.png": picture()}, "a folder of images for each class, it has no folders"),
             ({"train/a/1.png": picture()}, "has the splits train of a dataset: give one of them"),
             ({"a/1.txt": b"", "b/2.txt": b""}, "it has 2 folders and no image in them"),
-            ({"a/1.png": picture(), "b/2.txt": b""}, "the one class 'a'"),
+            ({"a/1.png": picture(), "b/2.txt": b""}, "all examples have class 'a'"),
             (
                 {"a/1.png": picture(), "b/2.png": picture(), "c/x": b"", "d/x": b""},
                 "at least as many examples as there are classes, got 2 examples and 4 classes",
@@ -900,7 +903,9 @@ class TestPictures:
     @pytest.mark.parametrize(("mode", "color", "said"), [("L", 7, "7"), ("RGB", (1, 2, 3), "[1,")])
     def test_pictures_that_are_all_one_colour_are_refused(self, tmp_path, mode, color, said):
         many = {f"{k}/1.png": picture(mode, (8, 8), color) for k in "ab"}
-        with pytest.raises(ValueError, match="must differ, all pixels of all 2 are ") as no:
+        with pytest.raises(
+            ValueError, match="must differ, but all pixels of all 2 images are "
+        ) as no:
             read_examples(folder(tmp_path, many))
         assert said in str(no.value)
         folder(tmp_path, {"b/2.png": picture(mode, (8, 8), 0)})

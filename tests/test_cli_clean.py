@@ -513,7 +513,7 @@ def test_interrupted_while_training(capsys, digits, finder):
     assert "c.pt is written every minute: nothing saved yet" in out
     Path("c.pt").touch()
     _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
-    assert "c.pt is written every minute: the same command continues from it" in out
+    assert "c.pt is written every minute: the same command resumes from it" in out
     assert not Path("out").exists()
 
 

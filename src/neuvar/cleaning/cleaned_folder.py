@@ -16,12 +16,13 @@ from neuvar.cleaning.posterior import Array
 
 @dataclass(frozen=True)
 class CleanedFolder:
-    """The folder that :func:`write_cleaned_folder` wrote.
+    """The result of :func:`write_cleaned_folder`.
 
     Attributes:
         path: the folder.
-        moved: number of images in another class than before.
-        renamed: old and new path of each image whose name was taken in its new class.
+        moved: number of images whose class has changed.
+        renamed: old and new path of each image that was renamed, because its new class already had
+            an image of the same name.
         linked: number of images that are hard links.
         copied: number of images that are copies.
     """
@@ -68,13 +69,15 @@ def write_cleaned_folder(
 ) -> CleanedFolder:
     """Copy or hard-link the images of a folder into subfolders named after their labels.
 
-    The folder is written completely or not at all; the data are not changed. Where no hard link is
-    possible, such as on another disk, the image is copied.
+    The folder is written completely or not at all. The data are not changed. Images are copied
+    where hard links are impossible, such as on another disk.
     """
     names = examples.names
     for name in names:
         if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
-            raise ValueError(f"--cleaned-folder needs classes that can be folders, got {name!r}")
+            raise ValueError(
+                f"--cleaned-folder needs classes that can be folder names, got {name!r}"
+            )
     origins, paths = _split(examples.files, names)
     wanted = [names[label] for label in labels]
     places = assign_places(paths, wanted, origins)
@@ -113,7 +116,7 @@ def write_cleaned_folder(
 def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Class folder of each file, and its path below that folder.
 
-    If the first folder of any file is not a class, as with labels from a CSV file, none has one.
+    If any file is not in a class folder, as with labels from a CSV file, no file has one.
     """
     parts, known = [file.partition("/") for file in files], set(names)
     if all(below and first in known for first, _, below in parts):
@@ -124,7 +127,7 @@ def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None]
 def assign_places(
     paths: Sequence[str], classes: Sequence[str], origins: Sequence[str | None]
 ) -> list[str]:
-    """New path of each image in the folder of its class; images that stay in a class keep theirs.
+    """New path of each image, in the folder of its class; images that keep their class keep it.
 
     Names that differ only in case count as equal, because some file systems ignore case.
 
@@ -146,7 +149,7 @@ def assign_places(
 
 
 def _same_on_any_disk(name: str) -> str:
-    """Normalize names that some file systems treat as equal."""
+    """A name with the case and Unicode form that some file systems ignore."""
     return unicodedata.normalize("NFC", name.casefold())
 
 

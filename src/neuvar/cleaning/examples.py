@@ -197,13 +197,13 @@ def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
         return ready
     if isinstance(values, (list, tuple)):
         values = [_to_pixels(value, size) for value in values]
-        pictures = [value.array for value in values if isinstance(value, _Pixels)]
-        if pictures and len(pictures) < len(values):
+        pixels = [value.array for value in values if isinstance(value, _Pixels)]
+        if pixels and len(pixels) < len(values):
             raise ValueError(
-                f"inputs must all be PIL images, or none, got {len(pictures)} of {len(values)}"
+                f"inputs must all be PIL images, or none, got {len(pixels)} of {len(values)}"
             )
-        if pictures:
-            return squares(pictures, size)
+        if pixels:
+            return squares(pixels, size)
     if size is not None:
         raise ValueError(f"size is for PIL images and folders of images, got size={size}")
     return read_inputs(values)

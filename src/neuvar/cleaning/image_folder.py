@@ -111,7 +111,7 @@ def read_images(
     require_pillow()
     from PIL import Image, UnidentifiedImageError
 
-    pictures: list[Array] = []
+    decoded: list[Array] = []
     bad: list[tuple[str, Exception]] = []
     enough = 2 * (size or SIZE)
     with warnings.catch_warnings():
@@ -120,10 +120,10 @@ def read_images(
         for file in files:
             try:
                 with open_regular(folder / file) as content:
-                    picture = Image.open(content, formats=FORMATS)
-                    _refuse_too_large(picture)
-                    picture.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
-                    pictures.append(pixels_of(picture, size))
+                    image = Image.open(content, formats=FORMATS)
+                    _refuse_too_large(image)
+                    image.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
+                    decoded.append(pixels_of(image, size))
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
                 bad.append((file, error))
     if skipped is not None and len(bad) < len(files):
@@ -138,7 +138,7 @@ def read_images(
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
             f"{reason}; correct or remove them, or use neuvar clean --skip-unreadable"
         )
-    images = squares(pictures, size)
+    images = squares(decoded, size)
     lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))
     if lowest.equal(highest):
         raise ValueError(
@@ -162,22 +162,20 @@ def is_pil_image(value: Any) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _refuse_too_large(picture: Image) -> None:
-    if picture.width * picture.height > MAX_PIXELS:
-        raise ValueError(
-            f"it has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}"
-        )
+def _refuse_too_large(image: Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
 
 
-def pixels_of(picture: Image, size: int | None) -> Array:
+def pixels_of(image: Image, size: int | None) -> Array:
     """Gray or RGB pixels of a PIL image, scaled to a longer side of ``size``.
 
     By default only images larger than ``SIZE`` are scaled.
     """
     from PIL import ImageOps
 
-    _refuse_too_large(picture)
-    plain = _gray_or_rgb(ImageOps.exif_transpose(picture))
+    _refuse_too_large(image)
+    plain = _gray_or_rgb(ImageOps.exif_transpose(image))
     if size is not None or max(plain.size) > SIZE:
         plain = _scale(plain, size or SIZE)
     pixels = np.asarray(plain)
@@ -189,30 +187,30 @@ def pixels_of(picture: Image, size: int | None) -> Array:
     return pixels.astype(np.uint16) if fits else pixels
 
 
-def _gray_or_rgb(picture: Image) -> Image:
+def _gray_or_rgb(image: Image) -> Image:
     """The image in mode L or RGB, or F if it has more than 8 bits."""
     from PIL import Image
 
-    if picture.mode == "F":
+    if image.mode == "F":
         raise ValueError("its pixels are floating point numbers")
-    if picture.mode.startswith("I"):  # 16 bits or more
-        return Image.fromarray(np.asarray(picture).astype(np.float32))
-    gray = picture.mode in ("1", "L", "LA", "La")
-    if picture.mode in TRANSPARENT or "transparency" in picture.info:
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return picture.convert("L" if gray else "RGB")
+    if image.mode.startswith("I"):  # 16 bits or more
+        return Image.fromarray(np.asarray(image).astype(np.float32))
+    gray = image.mode in ("1", "L", "LA", "La")
+    if image.mode in TRANSPARENT or "transparency" in image.info:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("L" if gray else "RGB")
 
 
-def _scale(picture: Image, side: int) -> Image:
+def _scale(image: Image, side: int) -> Image:
     from PIL.Image import Resampling
 
-    factor = side / max(picture.size)
-    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
-    return picture.resize(size, Resampling.BILINEAR)
+    factor = side / max(image.size)
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    return image.resize(size, Resampling.BILINEAR)
 
 
-def squares(pictures: list[Array], size: int | None) -> Tensor:
+def squares(images: list[Array], size: int | None) -> Tensor:
     """Images centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
 
     By default the side is the longer side of the images if it is the same for all, otherwise
@@ -224,24 +222,24 @@ def squares(pictures: list[Array], size: int | None) -> Tensor:
     """
     from PIL import Image
 
-    deep = [picture for picture in pictures if picture.dtype != np.uint8]
-    black = min([0.0, *(float(picture.min()) for picture in deep)])
-    highest = int(max([0.0, *(float(picture.max()) for picture in deep)]) - black)
+    deep = [image for image in images if image.dtype != np.uint8]
+    black = min([0.0, *(float(image.min()) for image in deep)])
+    highest = int(max([0.0, *(float(image.max()) for image in deep)]) - black)
     white = black + 2 ** max(8, -(-highest.bit_length() // 2) * 2) - 1
-    longer = {max(picture.shape[:2]) for picture in pictures}
+    longer = {max(image.shape[:2]) for image in images}
     side = size or (longer.pop() if len(longer) == 1 else SIZE)
-    gray = all(picture.ndim == 2 for picture in pictures)
-    out = np.zeros((len(pictures), *(() if gray else (3,)), side, side), dtype=np.uint8)
-    for index in reversed(range(len(pictures))):
-        picture = pictures.pop()  # frees memory as the result fills
-        if picture.dtype != np.uint8:
-            share = (picture.astype(np.float64) - black) / (white - black)
-            picture = (255 * share).round().astype(np.uint8)
-        if max(picture.shape[:2]) != side:
-            picture = np.asarray(_scale(Image.fromarray(picture), side))
-        height, width = picture.shape[:2]
+    gray = all(image.ndim == 2 for image in images)
+    out = np.zeros((len(images), *(() if gray else (3,)), side, side), dtype=np.uint8)
+    for index in reversed(range(len(images))):
+        image = images.pop()  # frees memory as the result fills
+        if image.dtype != np.uint8:
+            share = (image.astype(np.float64) - black) / (white - black)
+            image = (255 * share).round().astype(np.uint8)
+        if max(image.shape[:2]) != side:
+            image = np.asarray(_scale(Image.fromarray(image), side))
+        height, width = image.shape[:2]
         top, left = (side - height) // 2, (side - width) // 2
         # A gray image among RGB images is broadcast to three channels.
         target = out[index, ..., top : top + height, left : left + width]
-        target[...] = picture if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
+        target[...] = image if image.ndim == 2 else np.moveaxis(image, 2, 0)
     return torch.from_numpy(out)

@@ -1,9 +1,9 @@
 r"""Probability that a label is wrong, by Bayes' rule from the predicted probabilities.
 
 An example x of true class k can get a given label g in two ways. Labels are flipped from class to
-class at fixed rates T[k, g]; then even the most confident predictions contradict some labels. Or the
-example is hard, and annotators err like the network; then labels follow the predictions. With the
-belief q in each true class and the predicted distribution η of the given label,
+class at fixed rates T[k, g]; then even the most confident predictions contradict some labels. Or
+the example is hard, and annotators err like the network; then labels follow the predictions. With
+the belief q in each true class and the predicted distribution η of the given label,
 
 .. math:: P(k \mid x, g) \propto q_k(x) \, (T_{kg} + ε \, η_g(x)).
 

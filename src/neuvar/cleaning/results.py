@@ -35,14 +35,14 @@ FILES = frozenset(
         *("cleanlab.csv", "label_studio.json", "label_studio.xml"),
     )
 )
-"""Files that may be replaced; a folder with any other file is left alone."""
+"""Files of a results folder. A folder with any other file is not overwritten."""
 MAX_MARKDOWN_CLASSES = 12
 """With more classes, summary.md has no transition matrix."""
 MAX_JSON_CLASSES = 50
 """With more classes, summary.json has only the elements of the matrix that are not 0."""
 TOP_ROWS = 10
 LOCAL_FILES = "/data/local-files/?d="
-"""Address of local files in Label Studio; their path below its document root follows."""
+"""URL prefix of local files in Label Studio, before their path below its document root."""
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 
@@ -55,7 +55,7 @@ class Cleaning:
     issues: LabelIssues
     settings: dict[str, Any]  # training options, by name
     command: str
-    data_arguments: tuple[str, ...]  # the part of the command that names data and labels
+    data_arguments: tuple[str, ...]  # the arguments for data and labels
     seconds: float
     replace_at: float = REPLACE_AT  # probability from which a suggestion replaces a label
     exports: tuple[str, ...] = ()  # "cleanlab", "labelstudio"
@@ -68,7 +68,7 @@ class Cleaning:
 
     @property
     def replaced(self) -> Array:
-        """Labels that are replaced without a decision, bool."""
+        """Mask of the labels that are replaced by their suggestion."""
         return self.issues.sure(self.replace_at)
 
     @property
@@ -102,7 +102,7 @@ class Cleaning:
 
 
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
-    """Write the results folder, completely or not at all; the page shows ``top`` examples."""
+    """Write the results folder, completely or not at all. The page shows ``top`` examples."""
     contents = {
         "issues.csv": _csv(_ranked_rows(cleaning)),
         **_label_files(cleaning.source, cleaning.labels),
@@ -122,12 +122,12 @@ def check_exports(source: Source, exports: Sequence[str]) -> None:
     if "labelstudio" in exports and source.kind != "folder" and is_images(source.examples.inputs):
         raise ValueError(
             "--export labelstudio needs a folder of images or a table: Label Studio shows images "
-            f"by their address, those of {source.name} have none"
+            f"by URL, and those of {source.name} have none"
         )
 
 
 def _exported(cleaning: Cleaning) -> dict[str, bytes]:
-    """Files for other programs."""
+    """Content of the files for other programs."""
     source, issues, files = cleaning.source, cleaning.issues, {}
     if "cleanlab" in cleaning.exports:
         files["cleanlab.csv"] = cleanlab_table(issues)
@@ -140,7 +140,7 @@ def _exported(cleaning: Cleaning) -> dict[str, bytes]:
 
 
 def _label_studio_data(source: Source) -> tuple[str, Callable[[int], str | dict[str, str]]]:
-    """How Label Studio shows an example: a file that it serves, a text or a table."""
+    """Kind of an example in Label Studio, and a function that returns its data by index."""
     if source.kind == "folder":
         return "image", lambda i: LOCAL_FILES + quote(_encode(f"{source.name}/{source.ids[i]}"))
     if len(source.cells) == 1:
@@ -213,18 +213,18 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    """JSON with each row of numbers on one line."""
+    """Indented JSON with each row of numbers on one line."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     return _encode(_ROW_OF_NUMBERS.sub(lambda row: " ".join(row[0].split()), text))
 
 
 def _encode(text: str) -> bytes:
-    # File names need not be valid text; their bytes are written back unchanged.
+    # File names need not be valid UTF-8; surrogateescape keeps their bytes.
     return text.encode(errors="surrogateescape")
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that must not be replaced or cannot be created."""
+    """Refuse a results folder that must not be replaced or cannot be created."""
     target = out.resolve()
     if target.is_mount():
         raise ValueError(f"--out must not be a mount point, got {target}")
@@ -266,7 +266,7 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
-    """Write the given labels with the decisions made on the page, and return the decisions."""
+    """Apply decisions from the page to the given labels, write them, and return the decisions."""
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
@@ -297,8 +297,8 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
         index = index_of.get(row[column])
         if index is None or row["given"] != names[source.examples.labels[index]]:
             raise ValueError(
-                f"{path} must be about {source.name}, which has no {column} {row[column]!r} with "
-                f"the label {row['given']!r}"
+                f"{path} must have decisions for {source.name}, which has no {column} "
+                f"{row[column]!r} with the label {row['given']!r}"
             )
         if row["label"] not in class_of:
             raise ValueError(
@@ -306,7 +306,7 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
                 f"got {row['label']!r}"
             )
         if index in decided:
-            raise ValueError(f"{path} must decide on {column} {row[column]!r} once, not twice")
+            raise ValueError(f"{path} must have {column} {row[column]!r} once, not twice")
         decided[index] = class_of[row["label"]]
     return decided
 
@@ -364,7 +364,7 @@ def _transition(t: Transition) -> dict[str, Any]:
 
 
 def _rows(matrix: Array) -> list[list[float | None]]:
-    """Numbers to six digits; None for nan."""
+    """Numbers with six digits; None for nan."""
     return [
         [float(f"{value:.6g}") if np.isfinite(value) else None for value in row]
         for row in matrix.tolist()
@@ -378,9 +378,9 @@ def markdown_summary(cleaning: Cleaning) -> str:
         f"# Labels of {escape_markdown(source.name)}",
         f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % interval of the noise rate "
         "also covers unclear examples. Those of the transition matrix cover sampling error only.",
-        "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
-        "in the order of the data, with sure suggestions in place of wrong labels. `index.html` "
-        "shows the worst examples, to accept or reject each suggestion.",
+        "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has the cleaned "
+        "labels, in the order of the data. On the page `index.html` you review the examples with "
+        "the lowest label quality, and accept or reject each suggestion.",
     ]
     if cleaning.flagged:
         pairs = [(a, b, f"{count:,}") for a, b, count in frequent_pairs(issues)]
@@ -425,7 +425,7 @@ def _transition_table(issues: LabelIssues) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 2) -> str:
-    """A Markdown table whose first columns are text, and the others numbers."""
+    """A Markdown table; the first ``text`` columns are text, the others numbers."""
     sides = ["---" if i < text else "---:" for i in range(len(head))]
     lines = [map(escape_markdown, head), sides, *(map(escape_markdown, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

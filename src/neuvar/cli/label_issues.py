@@ -46,7 +46,7 @@ from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 
 STANDARDIZED_AT_ONCE = 1_000_000
-"""Numbers that are converted to float64 at once."""
+"""Numbers converted to float64 at once."""
 
 
 def clean_labels(options: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def clean_labels(options: argparse.Namespace) -> int:
     source = _read(options)
     check_exports(source, options.export)
     if is_images(source.examples.inputs):
-        require_pillow()  # the page needs it, after the training
+        require_pillow()  # for the page; fails before the training
     for note in source.notes:
         print(printable(note), flush=True)
     left_out = printable(", ".join(source.left_out))
@@ -100,7 +100,7 @@ def clean_labels(options: argparse.Namespace) -> int:
 
 
 def _print_results(cleaning: Cleaning, options: argparse.Namespace) -> None:
-    """Print a summary, and where the files are."""
+    """Print a summary and the paths of the files."""
     print(cleaning)
     pairs = [
         (printable(a), printable(b), f"{n:,}") for a, b, n in frequent_pairs(cleaning.issues, 5)
@@ -151,7 +151,7 @@ def _read(options: argparse.Namespace) -> Source:
 
 
 def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """The arguments that read the same data again."""
+    """The command-line arguments that read the same data."""
     pairs = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
     pairs += [("drop", name) for name in options.drop]
     words = ["--observed", str(options.observed)] if options.data is None else [str(options.data)]
@@ -185,7 +185,7 @@ def _score_probabilities(source: Source, file: Path) -> tuple[Source, LabelIssue
 def _score_observed(
     source: Source, options: argparse.Namespace
 ) -> tuple[Source, LabelIssues, dict[str, Any]]:
-    """Judge labels by an observer's probabilities; without data, only those of seen examples."""
+    """Judge labels by a LabelObserver's probabilities; without data, only the seen examples."""
     observer = LabelObserver.load(options.observed)
     settings: dict[str, Any] = {"observed": str(options.observed)}
     if options.data is not None:
@@ -210,7 +210,7 @@ def _score_observed(
 
 
 def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
-    """Train a network once."""
+    """Train a network once, and judge the labels by its probabilities."""
     training = {name: getattr(options, name) for name in TRAINING}
     unused = "rho" if options.b is not None else "b"
     _print_size(source.examples)
@@ -225,7 +225,7 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
             )
     except KeyboardInterrupt:
         if (file := options.checkpoint) is not None:
-            saved = "the same command continues from it" if file.exists() else "nothing saved yet"
+            saved = "the same command resumes from it" if file.exists() else "nothing saved yet"
             print(f"{file} is written every minute: {saved}", flush=True)
         raise
     shown = {name: value for name, value in training.items() if name != unused}
@@ -285,9 +285,9 @@ def _model_inputs(examples: Examples, options: argparse.Namespace) -> Examples:
 
 
 def standardize(examples: Examples) -> Examples:
-    """Each feature with mean 0 and standard deviation 1; uint8 images are not changed.
+    """Scale each feature to mean 0 and standard deviation 1; uint8 images are not changed.
 
-    Images in floating point share one mean and one deviation.
+    Float images share one mean and one standard deviation.
     """
     inputs = examples.inputs
     if not inputs.is_floating_point():
