@@ -18,14 +18,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from neuvar.cleaning import find_label_issues, image_folder
-from neuvar.cleaning.examples import (
-    Examples,
-    inputs_of,
-    read_examples,
-    read_inputs,
-    read_labels,
-    split_data,
-)
+from neuvar.cleaning.class_indices import read_labels
+from neuvar.cleaning.examples import Examples, inputs_of, read_examples, read_inputs, split_data
 from neuvar.data import Dataset, Split
 
 FEATURES = np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from neuvar._validate import number
-from neuvar.cleaning.examples import inputs_of, read_labels, split_data
+from neuvar.cleaning.class_indices import read_labels
+from neuvar.cleaning.examples import inputs_of, split_data
 from neuvar.cleaning.posterior import Array
 
 NEIGHBOURS = 10

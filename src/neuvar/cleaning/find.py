@@ -13,16 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from neuvar.cleaning.class_indices import NUMBERS, label_array, read_labels
 from neuvar.cleaning.cross_validation import cross_validate, is_estimator
-from neuvar.cleaning.examples import (
-    NUMBERS,
-    Examples,
-    Parts,
-    inputs_of,
-    label_array,
-    read_labels,
-    split_data,
-)
+from neuvar.cleaning.examples import Examples, Parts, inputs_of, split_data
 from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.score import (
     LabelIssues,

@@ -325,23 +325,24 @@ class IndexedDataset(Dataset[Any]):
 
 def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:
     """Issues of all examples, from those of the seen examples."""
-    n, classes = len(labels), len(issues.names)
-    p = np.full((n, classes), 1 / classes, dtype=issues.probabilities.dtype)
-    quality, flagged, suggested = np.full(n, 0.5), np.zeros(n, dtype=bool), labels.copy()
-    wrong, right = np.zeros(n), np.zeros(n)
-    p[seen], quality[seen], flagged[seen] = issues.probabilities, issues.quality, issues.flagged
-    wrong[seen], right[seen] = issues.error_probability, issues.suggestion_probability
+
+    def expand(values: Array, missing: Any) -> Array:
+        every = np.full((len(labels), *values.shape[1:]), missing, dtype=values.dtype)
+        every[seen] = values
+        return every
+
+    suggested = labels.copy()
     suggested[seen] = issues.suggested
     return replace(
         issues,
         labels=labels,
-        probabilities=p,
-        quality=quality,
-        flagged=flagged,
-        error_probability=wrong,
-        suggestion_probability=right,
+        probabilities=expand(issues.probabilities, 1 / len(issues.names)),
+        quality=expand(issues.quality, 0.5),
+        flagged=expand(issues.flagged, False),
+        error_probability=expand(issues.error_probability, 0),
+        suggestion_probability=expand(issues.suggestion_probability, 0),
         suggested=suggested,
-        unseen=np.setdiff1d(np.arange(n), seen),
+        unseen=np.setdiff1d(np.arange(len(labels)), seen),
     )
 
 

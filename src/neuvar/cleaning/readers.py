@@ -14,14 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar.cleaning.class_indices import NUMBERS, read_labels
 from neuvar.cleaning.encoding import read_features
-from neuvar.cleaning.examples import (
-    NUMBERS,
-    Examples,
-    read_examples,
-    read_inputs,
-    read_labels,
-)
+from neuvar.cleaning.examples import Examples, read_examples, read_inputs
 from neuvar.cleaning.image_folder import files_in, is_image, read_folder, read_images
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.posterior import Array

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from neuvar._validate import integer
 from neuvar._validate import seed as check_seed
-from neuvar.cleaning.examples import Examples, label_array, read_labels
+from neuvar.cleaning.class_indices import label_array, read_labels
+from neuvar.cleaning.examples import Examples
 from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.score import judge_labels
 from neuvar.cleaning.training import check_logits, network_for, prepare, train_once

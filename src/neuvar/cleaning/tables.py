@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.examples import NUMBERS
+from neuvar.cleaning.class_indices import NUMBERS
 from neuvar.cleaning.posterior import Array
 from neuvar.labels.label_files import first_line
 

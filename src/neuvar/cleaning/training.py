@@ -252,11 +252,11 @@ class FeatureBatches:
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The batches of one epoch, from number ``start`` on."""
-        order = np.arange(len(self._parts[0]))
+        order = torch.arange(len(self._parts[0]))
         if self.seed is not None:
-            order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(order)
-        for batch in range(start, len(self)):
-            index = torch.from_numpy(order[batch * self.size : (batch + 1) * self.size])
+            random = np.random.default_rng([self.seed, number])
+            order = torch.from_numpy(random.permutation(len(order)))
+        for index in order.split(self.size)[start:]:
             yield tuple(part[index].to(self._device) for part in self._parts)
 
 
