@@ -421,7 +421,7 @@ class TestUse:
             (["a", np.nan, "b", "a", "b", "b"], "NaN|missing"),
             (pd.Series(["a", None, "b", "a", "b", "b"]), "NaN|missing"),
             ([1.0, np.nan, 2, 1, 2, 1], "NaN"),
-            (["a"] * 6, "all examples have class 'a'"),
+            (["a"] * 6, "got only one class, 'a'"),
             ([0.5, 1, 2, 3, 4, 5], "Unknown label type"),
             (["a", 1, "b", 2, "a", 1], "one type that can be sorted"),
             ([[0, 1]] * 6, "one number or name for each example"),

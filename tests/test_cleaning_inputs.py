@@ -168,8 +168,8 @@ class TestLabels:
         ("values", "sentence"),
         [
             ([], "labels is empty"),
-            ([3, 3], "at least two classes, but all examples have class '3'"),
-            (["cat"], "all examples have class 'cat'"),
+            ([3, 3], "at least two classes, got only one class, '3'"),
+            (["cat"], "got only one class, 'cat'"),
             ([0, 0.5, 1], r"labels must be classes, got 0\.5 at position 1"),
             ([0, 1, np.inf], "got inf at position 2, which looks like a continuous quantity"),
             ([0, 1e300], r"got 1e\+300 at position 1"),
@@ -199,7 +199,7 @@ class TestLabels:
             ([0, -1, 1], "got -1 at position 1"),
             (np.array([0, 2**63], dtype=np.uint64), "got 9223372036854775808 at position 1"),
             (["a", "d", "b"], "got 'd' at position 1"),
-            ([2, 2, 2], "all examples have class 'b'"),
+            ([2, 2, 2], "got only one class, 'b'"),
             ([0, 1], "at least as many examples as there are classes, got 2 examples and 3"),
         ],
     )
@@ -722,11 +722,11 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("many", "sentence"),
         [
-            ({"a/1.png": picture()}, "at least two classes, but all examples have class 'a'"),
+            ({"a/1.png": picture()}, "at least two classes, got only one class, 'a'"),
             ({"1.png": picture()}, "a folder of images for each class, it has no folders"),
             ({"train/a/1.png": picture()}, "has the splits train of a dataset: give one of them"),
             ({"a/1.txt": b"", "b/2.txt": b""}, "it has 2 folders and no image in them"),
-            ({"a/1.png": picture(), "b/2.txt": b""}, "all examples have class 'a'"),
+            ({"a/1.png": picture(), "b/2.txt": b""}, "got only one class, 'a'"),
             (
                 {"a/1.png": picture(), "b/2.png": picture(), "c/x": b"", "d/x": b""},
                 "at least as many examples as there are classes, got 2 examples and 4 classes",

@@ -54,8 +54,7 @@ def read_labels(
     occurring = np.unique(indices)
     if len(occurring) < 2:
         raise ValueError(
-            "labels must have at least two classes, but all examples have class "
-            f"{names[occurring[0]]!r}"
+            f"labels must have at least two classes, got only one class, {names[occurring[0]]!r}"
         )
     if len(names) > len(indices):
         raise ValueError(
