@@ -97,18 +97,14 @@ def find_duplicates(
         raise ValueError(
             f"inputs and labels must have the same length, got {len(rows)} and {len(labels)}"
         )
-    first = _first_equal(rows)
+    seen: dict[bytes, int] = {}
+    hashes = (hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows)
+    # For each example, the index of the first equal example.
+    first = np.array([seen.setdefault(key, index) for index, key in enumerate(hashes)])
     kept = np.unique(first)
     leaders = np.arange(len(rows))
     leaders[kept] = kept[_near(rows, kept, false_alarms)]
     return Duplicates(_groups(leaders[first]), labels, names)
-
-
-def _first_equal(rows: Tensor) -> Array:
-    """For each example, the index of the first equal example."""
-    seen: dict[bytes, int] = {}
-    hashes = (hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows)
-    return np.array([seen.setdefault(key, index) for index, key in enumerate(hashes)])
 
 
 def _near(rows: Tensor, kept: Array, false_alarms: float) -> Array:

@@ -115,7 +115,10 @@ def _read_column(series: Any) -> _Column:
         values = np.full(n, np.nan)
         values[known] = days
         return _Column(name, "date", values, series)
-    return _Column(name, _text_kind(text[known], n), np.array(clean, dtype=object), series)
+    kind, filled = "category", text[known]
+    if filled.nunique() > max(FEW_VALUES, n / 5):
+        kind = "text" if filled.str.split().str.len().mean() >= TEXT_WORDS else NEVER_REPEATS
+    return _Column(name, kind, np.array(clean, dtype=object), series)
 
 
 def _days(texts: Any) -> Array | None:
@@ -131,13 +134,6 @@ def _days(texts: Any) -> Array | None:
         return None
     since = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     return np.asarray(since, np.float64)
-
-
-def _text_kind(texts: Any, n: int) -> str:
-    values = texts.nunique()
-    if values <= max(FEW_VALUES, n / 5):
-        return "category"
-    return "text" if texts.str.split().str.len().mean() >= TEXT_WORDS else NEVER_REPEATS
 
 
 def _cell(value: Any) -> str:

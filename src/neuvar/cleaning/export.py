@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -14,6 +12,7 @@ from xml.sax.saxutils import quoteattr
 from neuvar._atomic import write_files
 from neuvar._validate import one_of
 from neuvar.cleaning.score import LabelIssues
+from neuvar.cleaning.tables import csv_bytes
 from neuvar.pages import printable
 
 CLEANLAB = ("is_label_issue", "label_quality", "given_label", "predicted_label")
@@ -47,12 +46,8 @@ def export_cleanlab(issues: LabelIssues, path: str | Path) -> None:
 
 def cleanlab_table(issues: LabelIssues) -> bytes:
     """Content of the file for cleanlab."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CLEANLAB)
     columns = (issues.flagged, issues.quality, issues.labels, issues.suggested)
-    writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
-    return text.getvalue().encode()
+    return csv_bytes([CLEANLAB, *zip(*(column.tolist() for column in columns), strict=True)])
 
 
 def export_label_studio(

@@ -98,35 +98,24 @@ def find_label_issues(
     >>> bool(wrong[issues.ranked[:100]].mean() > 0.9)
     True
     """
-    training: dict[str, Any] = {
-        "rho": rho,
-        "b": b,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "seed": seed,
-        "device": device,
-        "progress": progress,
-        "checkpoint": checkpoint,
-    }
+    training = dict(locals())
+    for name in ("model", "data", "trained", "names"):
+        del training[name]
     if isinstance(data, nn.Module):
         raise ValueError("data must be the second argument: find_label_issues(model, data)")
     if is_estimator(model):
-        unused = training | {"trained": trained, "precision": precision, "seed": 0}
-        _refuse_unused(unused, "an estimator")
+        _refuse_unused(training | {"trained": trained, "seed": 0}, "an estimator")
         parts = split_data(data, names=names)
         labels, names = read_labels(parts.labels, parts.names)
         p = cross_validate(model, parts.inputs, labels, len(names), seed)
         return _judge(p, labels, names, parts)
     if not isinstance(model, nn.Module):
-        _refuse_unused(training | {"trained": trained, "precision": precision}, "probabilities")
+        _refuse_unused(training | {"trained": trained}, "probabilities")
         p = check_probabilities(model)
         parts = Parts(None, data, names) if _is_labels(data) else split_data(data, names=names)
         return _judge(p, *read_labels(parts.labels, parts.names, classes=p.shape[1]), parts)
     if trained:
-        _refuse_unused(training, "a trained model")
+        _refuse_unused(training | {"precision": "float32"}, "a trained model")
         device = device_of(model)
     parts = split_data(data, names=names)
     inputs = inputs_of(parts)
@@ -143,7 +132,7 @@ def find_label_issues(
     if trained:
         p, last_b = predict(network, examples, precision=precision), None
     else:
-        run = train_once(network, examples, precision=precision, **training)
+        run = train_once(network, examples, **training)
         p, last_b = run.probabilities, run.b
     own, by_chance, errors = compare_with_chance(p, examples.labels)
     if errors <= 2:

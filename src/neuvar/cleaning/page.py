@@ -186,7 +186,10 @@ def _table(
     then other columns from the left.
     """
     marked = [np.flatnonzero(mask).tolist() for mask in unusual]
-    some = [_some_columns(len(columns), [*texts, *marks]) for marks in marked]
+    some = [
+        sorted(list(dict.fromkeys([*texts, *marks, *range(len(columns))]))[:MAX_CELLS])
+        for marks in marked
+    ]
     return {
         "columns": [printable(name) for name in columns],
         "numbers": [[row[k] for k in which] for row, which in zip(rows, some, strict=True)],
@@ -194,11 +197,6 @@ def _table(
         "texts": list(texts),
         "which": some if len(columns) > MAX_CELLS else None,
     }
-
-
-def _some_columns(count: int, first: Sequence[int]) -> list[int]:
-    """Indices of the shown columns: those in ``first``, then others from the left."""
-    return sorted(list(dict.fromkeys([*first, *range(count)]))[:MAX_CELLS])
 
 
 def is_text(cells: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import platform
@@ -24,7 +23,7 @@ from neuvar.cleaning.page import is_images, render_page
 from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import Source, with_classes
 from neuvar.cleaning.score import REPLACE_AT, LabelIssues, Transition
-from neuvar.cleaning.tables import escape_cell, read_texts, replace_column
+from neuvar.cleaning.tables import csv_bytes, read_texts, replace_column
 from neuvar.pages import escape_markdown, printable
 
 MADE_BY = "neuvar clean"
@@ -104,7 +103,7 @@ class Cleaning:
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
     """Write the results folder, completely or not at all. The page shows ``top`` examples."""
     contents = {
-        "issues.csv": _csv(_ranked_rows(cleaning)),
+        "issues.csv": csv_bytes(_ranked_rows(cleaning)),
         **_label_files(cleaning.source, cleaning.labels),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
@@ -112,7 +111,9 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
         **_exported(cleaning),
     }
     if cleaning.duplicates is not None:
-        contents["duplicates.csv"] = _csv(_duplicate_rows(cleaning.source, cleaning.duplicates))
+        contents["duplicates.csv"] = csv_bytes(
+            _duplicate_rows(cleaning.source, cleaning.duplicates)
+        )
     check_folder(out, overwrite=overwrite)
     write_folder(out, contents)
 
@@ -194,7 +195,7 @@ def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
 
 
 def _label_files(source: Source, labels: Array) -> dict[str, bytes]:
-    files = {"labels.csv": _csv(label_rows(source, labels))}
+    files = {"labels.csv": csv_bytes(label_rows(source, labels))}
     if source.kind == "npz":
         file = io.BytesIO()
         np.save(file, source.values[labels], allow_pickle=False)
@@ -204,12 +205,6 @@ def _label_files(source: Source, labels: Array) -> dict[str, bytes]:
         new = [e.names[k] if k != old else None for k, old in zip(labels, e.labels, strict=True)]
         files["cleaned.csv"] = _encode(replace_column(*source.label_column, new))
     return files
-
-
-def _csv(rows: Iterable[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(escape_cell, row) for row in rows)
-    return _encode(text.getvalue())
 
 
 def _json(value: Any) -> bytes:

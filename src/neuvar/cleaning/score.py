@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.posterior import Array, chunks, count_pairs, fit_noise_model, label_posterior
+from neuvar.labels.noisy_labels import checked_labels
 from neuvar.measures.estimate import normal_quantile, wilson
 
 SUM_TOLERANCE = 1e-3
@@ -286,20 +287,11 @@ def check_probabilities(value: Any) -> Array:
 
 def _check_labels(value: Any, n: int, classes: int) -> Array:
     y: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if y.ndim != 1 or not len(y):
-        raise ValueError(f"labels must be a list of class indices, got shape {y.shape}")
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.round(y)).all():
         y = y.astype(np.int64)
-    if y.dtype.kind not in "iu":
-        raise ValueError(f"labels must be integers, got type {y.dtype}")
-    if len(y) != n:
+    labels = checked_labels("labels", y, classes).numpy()
+    if len(labels) != n:
         raise ValueError(
-            f"probabilities and labels must have the same length, got {n} and {len(y)}"
+            f"probabilities and labels must have the same length, got {n} and {len(labels)}"
         )
-    if y.min() < 0:
-        raise ValueError(f"labels must not be negative, got {y.min()}")
-    if y.max() >= classes:
-        raise ValueError(
-            f"labels must be below {classes}, the number of columns of probabilities, got {y.max()}"
-        )
-    return y.astype(np.int64)
+    return labels

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -200,6 +200,14 @@ def row_place(path: Path, row: int) -> str:
             lines = (reader.line_num for cells in reader if "".join(cells).strip() or cells[1:])
             return f"line {next(islice(lines, row + 1, None))}"
     return f"row {row}"
+
+
+def csv_bytes(rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file without formulas. File names keep the bytes that are not valid UTF-8."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([escape_cell(str(cell)) for cell in row] for row in rows)
+    return text.getvalue().encode(errors="surrogateescape")
 
 
 def escape_cell(cell: str) -> str:
