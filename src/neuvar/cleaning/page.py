@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,11 +19,9 @@ from torch import Tensor
 from neuvar.cleaning.encoding import TEXT_WORDS
 from neuvar.cleaning.examples import has_channels_last
 from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.readers import Source
+from neuvar.cleaning.summary import Cleaning
 from neuvar.pages import head, printable
-
-if TYPE_CHECKING:
-    from neuvar.cleaning.readers import Source
-    from neuvar.cleaning.results import Cleaning
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {

@@ -30,15 +30,14 @@ from neuvar.cleaning.readers import (
     with_classes,
 )
 from neuvar.cleaning.results import (
-    Cleaning,
     check_exports,
     check_folder,
     decided_labels,
-    frequent_pairs,
     write_cleaning,
     write_decided,
 )
 from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
+from neuvar.cleaning.summary import Cleaning, frequent_pairs
 from neuvar.cleaning.training import network_for
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
