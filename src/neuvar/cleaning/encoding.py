@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from neuvar.cleaning.posterior import Array
-from neuvar.cleaning.tables import read_frame, row_place
+from neuvar.cleaning.tables import read_frame, row_location
 
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
 """Cells that count as empty, in lower case."""
@@ -163,8 +163,8 @@ def _problem(column: _Column, path: Path) -> str:
     value = value.item() if isinstance(value, np.generic) else value  # no "np.float64(inf)"
     more = f", and {bad.sum() - 1} more" if bad.sum() > 1 else ""
     return (
-        f"{row_place(path, row)}, column {column.name!r} must be a finite number for float32, got "
-        f"{value!r}{more}; correct it, or leave the column out with --drop"
+        f"{row_location(path, row)}, column {column.name!r} must be a finite number for float32, "
+        f"got {value!r}{more}; correct it, or leave the column out with --drop"
     )
 
 
@@ -176,7 +176,7 @@ def _encode(columns: list[_Column], path: Path) -> Features:
         f"column {column.name!r} ({column.kind})" for column in columns if column.kind in LEFT_OUT
     )
     if not used:
-        raise ValueError(f"{path} must have columns whose values repeat, besides the labels")
+        raise ValueError(f"{path} has no column to train on: {', '.join(left_out)}")
     names = tuple(column.name for column in used)
     if all(column.kind == "number" and not column.missing for column in used):
         numbers = np.stack([column.values for column in used], 1).astype(np.float32)

@@ -180,7 +180,7 @@ def _numbers(column: Any, path: Path) -> Array:
         if cells.dtype.kind not in NUMBERS:
             _refuse_empty(column[row : row + 1], path)
         raise ValueError(
-            f"{path}: {row_place(path, row)}, column {column.name!r} must be a finite number, "
+            f"{path}: {row_location(path, row)}, column {column.name!r} must be a finite number, "
             f"got {cells.tolist()[row]!r}"
         )
     return numbers
@@ -189,10 +189,10 @@ def _numbers(column: Any, path: Path) -> Array:
 def _refuse_empty(column: Any, path: Path) -> None:
     for row, cell in zip(column.index, column.tolist(), strict=True):
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):
-            raise ValueError(f"{path}: {row_place(path, row)}, column {column.name!r} is empty")
+            raise ValueError(f"{path}: {row_location(path, row)}, column {column.name!r} is empty")
 
 
-def row_place(path: Path, row: int) -> str:
+def row_location(path: Path, row: int) -> str:
     """The line of a row in a CSV file, otherwise its number; pandas does not keep lines."""
     if not _is_parquet(path):
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace") as file:
