@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from neuvar.cleaning import Examples, LabelIssues, judge_labels
-from neuvar.cleaning.find import Trained, train_once
+from neuvar.cleaning.training import Trained, train_once
 from neuvar.data import Batches, load, normalization
 from neuvar.engine import Results, sweep
 from neuvar.experiments.run_spec import Training

@@ -57,7 +57,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from cleaning import by_cleanlab
 from neuvar.cleaning import Examples, LabelIssues, find_label_issues, judge_labels
-from neuvar.cleaning.find import make_batches, network_for, train_once
+from neuvar.cleaning.training import make_batches, network_for, train_once
 from neuvar.data import Batches, load, normalization
 from neuvar.engine import Results
 from neuvar.engine.job import provenance

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neuvar.cleaning import cleaned_folder
-from neuvar.cleaning.cleaned_folder import assign_places
+from neuvar.cleaning.cleaned_folder import assign_paths
 from tests.test_cli_clean import neuvar
 
 Image = pytest.importorskip("PIL.Image")
@@ -145,7 +145,7 @@ def test_labels_from_a_file_make_the_folders(capsys):
         np.save("p.npy", np.eye(2)[[order.index(("cat", bad)[i % 2]) for i in range(21)]])
         code, _, said = run(capsys, "--labels", "labels.csv", "--cleaned-folder", "other")
         assert code != 0
-        assert f"--cleaned-folder needs classes that can be folders, got {bad!r}" in said
+        assert f"--cleaned-folder needs classes that can be folder names, got {bad!r}" in said
         assert not Path("other").exists()
 
 
@@ -228,21 +228,21 @@ def test_a_folder_that_fills_meanwhile_is_kept(capsys, photos, monkeypatch):
 class TestPlaces:
     def test_images_that_stay_keep_their_names(self):
         paths, classes = ["1.png"] * 3, ["dog", "dog", "dog"]
-        places = assign_places(paths, classes, ["cat", "eel", "dog"])
+        places = assign_paths(paths, classes, ["cat", "eel", "dog"])
         assert places == ["dog/1-from-cat.png", "dog/1-from-eel.png", "dog/1.png"]
 
     def test_new_names_may_be_taken_too(self):
         paths = ["1.png", "1.png", "1-from-cat.png"]
-        places = assign_places(paths, ["dog"] * 3, ["cat", "dog", "dog"])
+        places = assign_paths(paths, ["dog"] * 3, ["cat", "dog", "dog"])
         assert places == ["dog/1-from-cat-2.png", "dog/1.png", "dog/1-from-cat.png"]
 
     def test_case_and_composition_count_as_the_same(self):
-        assert assign_places(["A.png", "a.png"], ["x", "x"], ["y", "x"]) == [
+        assert assign_paths(["A.png", "a.png"], ["x", "x"], ["y", "x"]) == [
             "x/A-from-y.png",
             "x/a.png",
         ]
         composed, decomposed = "\u00e9.png", "e\u0301.png"
-        places = assign_places([composed, decomposed], ["x", "x"], [None, None])
+        places = assign_paths([composed, decomposed], ["x", "x"], [None, None])
         assert places == [f"x/{composed}", "x/e\u0301-1.png"]
 
     def test_every_place_is_used_once(self):
@@ -250,6 +250,6 @@ class TestPlaces:
         paths = [f"{i}.png" for i in rng.integers(0, 5, 300)]
         names = np.array(["a", "b", "c"])
         origins, classes = names[rng.integers(0, 3, 300)], names[rng.integers(0, 3, 300)]
-        places = assign_places(paths, classes.tolist(), origins.tolist())
+        places = assign_paths(paths, classes.tolist(), origins.tolist())
         assert len(set(places)) == 300
         assert all(place.startswith(f"{k}/") for place, k in zip(places, classes, strict=True))

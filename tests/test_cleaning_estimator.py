@@ -22,8 +22,9 @@ from torch import nn
 
 from neuvar import predict
 from neuvar.cleaning import LabelIssues
-from neuvar.cleaning.find import Trained, find_label_issues, weighted_cross_entropy
+from neuvar.cleaning.find import find_label_issues
 from neuvar.cleaning.sklearn import NVRMClassifier, seed_from
+from neuvar.cleaning.training import Trained, weighted_cross_entropy
 from neuvar.models import mlp
 
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
@@ -397,7 +398,7 @@ class TestUse:
         [
             ({"model": 3}, r"model must be None, a torch\.nn\.Module or a function .* got 3"),
             ({"model": lambda *_: "net"}, "that returns one, got 'net'"),
-            ({"model": nn.Linear(6, 4)}, "one score for each of 3 classes"),
+            ({"model": nn.Linear(6, 4)}, "one logit for each of 3 classes"),
             ({"random_state": -1}, r"random_state must be an integer from 0 to 4294967295"),
             ({"random_state": 2**32}, "got 4294967296"),
             ({"random_state": 1.0}, r"got 1\.0"),
@@ -420,7 +421,7 @@ class TestUse:
             (["a", np.nan, "b", "a", "b", "b"], "NaN|missing"),
             (pd.Series(["a", None, "b", "a", "b", "b"]), "NaN|missing"),
             ([1.0, np.nan, 2, 1, 2, 1], "NaN"),
-            (["a"] * 6, "all examples have the one class 'a'"),
+            (["a"] * 6, "got only one class, 'a'"),
             ([0.5, 1, 2, 3, 4, 5], "Unknown label type"),
             (["a", 1, "b", 2, "a", 1], "one type that can be sorted"),
             ([[0, 1]] * 6, "one number or name for each example"),

@@ -785,7 +785,7 @@ class TestDecisions:
             ("99,'=a,,accept,d", "which has no index '99' with the label '=a'"),
             ("0,nonsense,,accept,d", "which has no index '0' with the label 'nonsense'"),
             ("0,{given},,accept,eel", "the label of index '0' must be a class of pets.npz"),
-            ("0,{given},,accept,d\n0,{given},,accept,d", "must decide on index '0' once"),
+            ("0,{given},,accept,d\n0,{given},,accept,d", "must have index '0' once"),
             ("0,{given},,accept,", "line 2, column 'label' is empty"),
         ],
     )

@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, TensorDataset
 import neuvar
 from neuvar import NVRMSGD, find_label_issues
 from neuvar.baselines import SAM
-from neuvar.cleaning import find, read_examples
-from neuvar.cleaning.find import History, make_batches, network_for, predict, train_once
+from neuvar.cleaning import read_examples, training
+from neuvar.cleaning.training import History, make_batches, network_for, predict, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
 from neuvar.models import mlp
@@ -411,7 +411,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("model", "options", "word"),
         [
-            (network(2), {}, r"one score for each of 3 classes, shape \(2, 3\) .* got \(2, 2\)"),
+            (network(2), {}, r"one logit for each of 3 classes, shape \(2, 3\) .* got \(2, 2\)"),
             (network(), {"epochs": 0}, "epochs"),
             (network(), {"b": -1.0}, "b must be"),
             (network(), {"b": "best"}, "b must be"),
@@ -436,7 +436,7 @@ class TestWhatIsRefused:
         rng = np.random.default_rng(0)
         x = rng.normal(size=(400, 5)).astype(np.float32)
         y = rng.integers(3, size=400)
-        with pytest.raises(ValueError, match="learned nothing about the labels: it gives them"):
+        with pytest.raises(ValueError, match="learned nothing about the labels: their mean"):
             find_label_issues(network(), (1e-6 * x, y), b=0.5, **QUICK)
 
     def test_a_rare_class_is_not_taken_for_nothing_learned(self):
@@ -489,7 +489,7 @@ def test_by_default_sam_takes_as_many_gradients_as_noise(monkeypatch):
         asked.append((optimizer, options["epochs"]))
         return fit(network, batches, optimizer, **options)
 
-    monkeypatch.setattr(find, "fit", watched)
+    monkeypatch.setattr(training, "fit", watched)
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     data = x + 4 * torch.eye(4)[torch.arange(60) % 3], torch.arange(60) % 3
     for options, epochs in (({}, 3), ({"rho": 0.2}, 3), ({"b": 0.01}, 5), ({"b": "auto"}, 5)):

@@ -18,14 +18,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from neuvar.cleaning import find_label_issues, image_folder
-from neuvar.cleaning.examples import (
-    Examples,
-    inputs_of,
-    read_examples,
-    read_inputs,
-    read_labels,
-    split_data,
-)
+from neuvar.cleaning.class_indices import read_labels
+from neuvar.cleaning.examples import Examples, inputs_of, read_examples, read_inputs, split_data
 from neuvar.data import Dataset, Split
 
 FEATURES = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -174,8 +168,8 @@ class TestLabels:
         ("values", "sentence"),
         [
             ([], "labels is empty"),
-            ([3, 3], "at least two classes, all examples have the one class '3'"),
-            (["cat"], "the one class 'cat'"),
+            ([3, 3], "at least two classes, got only one class, '3'"),
+            (["cat"], "got only one class, 'cat'"),
             ([0, 0.5, 1], r"labels must be classes, got 0\.5 at position 1"),
             ([0, 1, np.inf], "got inf at position 2, which looks like a continuous quantity"),
             ([0, 1e300], r"got 1e\+300 at position 1"),
@@ -205,7 +199,7 @@ class TestLabels:
             ([0, -1, 1], "got -1 at position 1"),
             (np.array([0, 2**63], dtype=np.uint64), "got 9223372036854775808 at position 1"),
             (["a", "d", "b"], "got 'd' at position 1"),
-            ([2, 2, 2], "the one class 'b'"),
+            ([2, 2, 2], "got only one class, 'b'"),
             ([0, 1], "at least as many examples as there are classes, got 2 examples and 3"),
         ],
     )
@@ -355,7 +349,7 @@ class TestInputs:
             (torch.ones(2, 2, dtype=torch.complex64), "real numbers"),
             (
                 [[1, 2], [np.nan, 1], [2, np.inf]],
-                "finite in float32, those of 2 of 3 examples are not, the first one at position 1",
+                "finite in float32, but 2 of 3 examples are not, the first one at position 1",
             ),
             (torch.tensor([[1.0], [-torch.inf]]), "1 of 2 examples are not"),
             (np.array([[1.0], [1e39]]), "1 of 2 examples are not, the first one at position 1"),
@@ -528,7 +522,7 @@ class TestExamples:
                 TensorDataset(torch.ones(3, 2)),
                 "pairs of an input and a label, or dicts with them, got tuple at",
             ),
-            (Items([picture(), 3], [0, 1]), "must all be pictures, or none, got 1 of 2"),
+            (Items([picture(), 3], [0, 1]), "must all be PIL images, or none, got 1 of 2"),
             (Items([], []), "labels is empty"),
         ],
         ids=range(12),
@@ -556,10 +550,13 @@ class TestExamples:
         [
             ({"labels": np.array(LABELS[:5])}, "must have the same length, got 6 and 5"),
             ({"files": ("a",)}, "got 6 and 6, and 1 files"),
-            ({"names": ("a",)}, "labels must be int64 numbers from 0 to 0"),
-            ({"labels": np.array(LABELS) - 1}, "labels must be int64 numbers from 0 to 1"),
+            ({"names": ("a",)}, "labels must be int64 from 0 to 0"),
+            ({"labels": np.array(LABELS) - 1}, "labels must be int64 from 0 to 1"),
             ({"labels": np.array(LABELS, dtype=np.float32)}, "labels must be int64"),
-            ({"inputs": torch.ones(6, 2, dtype=torch.uint8)}, "inputs must be float32, int64 of 2"),
+            (
+                {"inputs": torch.ones(6, 2, dtype=torch.uint8)},
+                "inputs must be float32, int64 with 2",
+            ),
             ({"inputs": torch.ones(6, 2, 2, dtype=torch.int64)}, r"got torch.int64 of shape"),
             ({"inputs": torch.ones(6, 2).double()}, r"got torch.float64 of shape \(6, 2\)"),
         ],
@@ -725,11 +722,11 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("many", "sentence"),
         [
-            ({"a/1.png": picture()}, "at least two classes, all examples have the one class 'a'"),
+            ({"a/1.png": picture()}, "at least two classes, got only one class, 'a'"),
             ({"1.png": picture()}, "a folder of images for each class, it has no folders"),
             ({"train/a/1.png": picture()}, "has the splits train of a dataset: give one of them"),
             ({"a/1.txt": b"", "b/2.txt": b""}, "it has 2 folders and no image in them"),
-            ({"a/1.png": picture(), "b/2.txt": b""}, "the one class 'a'"),
+            ({"a/1.png": picture(), "b/2.txt": b""}, "got only one class, 'a'"),
             (
                 {"a/1.png": picture(), "b/2.png": picture(), "c/x": b"", "d/x": b""},
                 "at least as many examples as there are classes, got 2 examples and 4 classes",
@@ -900,7 +897,9 @@ class TestPictures:
     @pytest.mark.parametrize(("mode", "color", "said"), [("L", 7, "7"), ("RGB", (1, 2, 3), "[1,")])
     def test_pictures_that_are_all_one_colour_are_refused(self, tmp_path, mode, color, said):
         many = {f"{k}/1.png": picture(mode, (8, 8), color) for k in "ab"}
-        with pytest.raises(ValueError, match="must differ, all pixels of all 2 are ") as no:
+        with pytest.raises(
+            ValueError, match="must differ, but all pixels of all 2 images are "
+        ) as no:
             read_examples(folder(tmp_path, many))
         assert said in str(no.value)
         folder(tmp_path, {"b/2.png": picture(mode, (8, 8), 0)})
@@ -960,8 +959,8 @@ class TestPictures:
         found = read_examples(tmp_path).inputs
         assert found[1].unique().tolist() == [50]
 
-    def test_is_picture(self, monkeypatch):
-        assert image_folder.is_picture(picture())
-        assert not image_folder.is_picture(np.zeros((8, 8)))
+    def test_is_pil_image(self, monkeypatch):
+        assert image_folder.is_pil_image(picture())
+        assert not image_folder.is_pil_image(np.zeros((8, 8)))
         monkeypatch.delitem(sys.modules, "PIL.Image")
-        assert not image_folder.is_picture(Path())
+        assert not image_folder.is_pil_image(Path())

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from neuvar import LabelObserver, find_label_issues
 from neuvar.cleaning import judge_labels, read_examples
-from neuvar.cleaning.find import History, hash_examples
+from neuvar.cleaning.training import History, hash_examples
 from neuvar.models import mlp
 
 EXAMPLES, CLASSES = 200_000, 50
@@ -150,7 +150,7 @@ def test_chunks_do_not_change_the_judgement(probabilities, monkeypatch):
 def test_hashes_cover_every_number(monkeypatch):
     x, y = features(100)
     expected = hash_examples(read_examples((x, y)))
-    monkeypatch.setattr("neuvar.cleaning.find.HASHED_BYTES", 1000)
+    monkeypatch.setattr("neuvar.cleaning.training.HASHED_BYTES", 1000)
     assert hash_examples(read_examples((x, y))) == expected
     for array, place in ((x, (57, 3)), (y, 57)):
         array[place] = (array[place] + 1) % 10

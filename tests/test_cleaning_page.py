@@ -24,13 +24,13 @@ from neuvar.cleaning.page import (
     render_page,
 )
 from neuvar.cleaning.readers import Source
-from neuvar.cleaning.results import (
+from neuvar.cleaning.results import write_cleaning
+from neuvar.cleaning.summary import (
     Cleaning,
     escape_markdown,
     frequent_pairs,
     json_summary,
     markdown_summary,
-    write_cleaning,
 )
 from neuvar.cleaning.tables import escape_cell, unescape_cell
 

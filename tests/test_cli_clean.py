@@ -301,7 +301,7 @@ def test_inputs_by_name(capsys, finder):
 @pytest.mark.parametrize("shape", [(3, 32, 32), (32, 32, 3), (40, 40), (1, 28, 28), (28, 28)])
 def test_the_network_depends_on_the_shape_alone(shape):
     from neuvar.cleaning import network_for, read_examples
-    from neuvar.cleaning.find import make_batches
+    from neuvar.cleaning.training import make_batches
 
     found = []
     for kind in (np.uint8, np.float32, np.int64):
@@ -513,7 +513,7 @@ def test_interrupted_while_training(capsys, digits, finder):
     assert "c.pt is written every minute: nothing saved yet" in out
     Path("c.pt").touch()
     _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
-    assert "c.pt is written every minute: the same command continues from it" in out
+    assert "c.pt is written every minute: the same command resumes from it" in out
     assert not Path("out").exists()
 
 

@@ -612,7 +612,7 @@ def test_from_file_refuses_what_does_not_fit(tmp_path):
         labels.from_file(path, key="worse_label", classes=3, clean=CLEAN[:4])
     with pytest.raises(ValueError, match=r"a.npz must be from 0 to 1 for 2 classes, got 2"):
         labels.from_file(path, key="worse_label", classes=2, count=5)
-    with pytest.raises(ValueError, match="pass count or clean"):
+    with pytest.raises(ValueError, match="count or clean must be given"):
         labels.from_file(path, key="worse_label", classes=3)
     with pytest.raises(ValueError, match=r"path must end in .npy, .*, got 'a.pkl'"):
         labels.from_file(tmp_path / "a.pkl", classes=3, count=5)

@@ -207,9 +207,9 @@ def test_two_labels_in_one_batch_are_refused():
 @pytest.mark.parametrize(
     ("problems", "message"),
     [
-        ([2, 0, 0], "indices must be from 0 to 59, 2 of them were not"),
-        ([0, 3, 0], "labels must be from 0 to 2, 3 of them were not"),
-        ([0, 0, 4], "labels must not change during training, 4 of them did"),
+        ([2, 0, 0], "indices must be from 0 to 59, but 2 of them were not"),
+        ([0, 3, 0], "labels must be from 0 to 2, but 3 of them were not"),
+        ([0, 0, 4], "labels must not change during training, but 4 of them did"),
     ],
 )
 def test_problems_counted_on_a_device_are_raised_later(problems, message):

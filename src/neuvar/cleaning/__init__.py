@@ -5,9 +5,10 @@ from typing import Any
 from neuvar.cleaning.duplicates import Duplicates, find_duplicates
 from neuvar.cleaning.examples import Examples, read_examples
 from neuvar.cleaning.export import export_cleanlab, export_label_studio
-from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.find import find_label_issues
 from neuvar.cleaning.observer import IndexedDataset, LabelObserver
 from neuvar.cleaning.score import LabelIssues, NoiseRate, Transition, judge_labels
+from neuvar.cleaning.training import network_for
 
 __all__ = [
     "Duplicates",

@@ -1,8 +1,8 @@
 // The grid of example cards.
-const PORTION = 60; // full rows for 2 to 6 cards per row
-const AHEAD = 30; // with so few drawn cards left, the next portion is drawn
-const SLICE = 5; // cards drawn at once
-let fitting = [], drawn = 0, here = null, preparing = null;
+const PORTION = 60; // cards per list; fills all rows for 2 to 6 cards per row
+const AHEAD = 30; // draws the next portion this many cards before it is needed
+const SLICE = 5; // cards drawn at once in the background
+let matching = [], drawn = 0, current = null, drawingAhead = null;
 
 function preview(card) {
   const about = `Example ${card.id}`;
@@ -10,7 +10,7 @@ function preview(card) {
   return data.numbers ? values(card, about) : bars(data.bars[card.i], about);
 }
 
-/** Cells of a table: text as paragraphs, other values as rows with their names. */
+/** Cells of a table: columns of text as paragraphs, others as rows with their names. */
 function values(card, about) {
   const rows = [], texts = [];
   data.numbers[card.i].forEach((value, position) => {
@@ -64,20 +64,20 @@ function draw(card) {
   return card.element;
 }
 
-/** Fills a list of classes when it is first used: there may be many. */
-function fill(select) {
+/** Fills a list of classes at its first use, since there may be many. */
+function fillClasses(select) {
   if (select.options.length > 1) return;
   select.append(...names.map((name, k) => make("option", { value: k }, name)));
 }
 
 function refresh(card) {
   if (!card.element) return;
-  const now = kind(card), label = decisions.get(card.index);
+  const now = decisionOf(card), label = decisions.get(card.index);
   card.element.dataset.decision = now;
   for (const button of all("button", card.element)) button.setAttribute("aria-pressed", String(button.value === now));
   card.element.setAttribute("aria-label", `${card.id}: given ${names[card.given]}, suggested ${names[card.suggested]}, ${now ? `decided: ${names[label]}` : "open"}`);
   const select = card.element.querySelector("select");
-  if (now === "other") fill(select);
+  if (now === "other") fillClasses(select);
   select.value = now === "other" ? String(label) : "";
 }
 
@@ -85,23 +85,23 @@ function choose(card, what) {
   decide([[card, what === "accept" ? card.suggested : card.given]]);
 }
 
-function extend(least = drawn + PORTION) {
-  const end = Math.min(fitting.length, Math.max(least, drawn));
+function showMore(least = drawn + PORTION) {
+  const end = Math.min(matching.length, Math.max(least, drawn));
   while (drawn < end) {
-    // The browser lays out only those lists that are on the screen.
-    const portion = fitting.slice(drawn, drawn + PORTION);
+    // The browser lays out only the lists on the screen.
+    const portion = matching.slice(drawn, drawn + PORTION);
     get("grid").append(make("ul", { class: "portion" }, ...portion.map((card) => card.element ?? draw(card))));
     drawn += portion.length;
   }
-  get("more").hidden = drawn >= fitting.length;
-  get("more").textContent = `Show more (${count(fitting.length - drawn)} left)`;
+  get("more").hidden = drawn >= matching.length;
+  get("more").textContent = `Show more (${count(matching.length - drawn)} left)`;
   const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
   const shown = drawn === cards.length ? `All ${count(drawn)}` : `${count(drawn)} of ${count(cards.length)}`;
   const text = cards.length ? `${shown} examples on this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
   get("shown").textContent = `${text}${rest}.`;
 }
 
-function fits(card, words) {
+function matches(card, words) {
   const given = get("given").value, suggested = get("suggested").value, decided = get("decided").value;
   const id = card.id.toLowerCase();
   return (given === "" || card.given === Number(given)) && (suggested === "" || card.suggested === Number(suggested)) &&
@@ -109,34 +109,34 @@ function fits(card, words) {
     (!words.length || (data.id_column === "file" ? words.every((word) => id.includes(word)) : words.includes(id)));
 }
 
-function apply() {
+function applyFilters() {
   const words = get("search").value.toLowerCase().split(data.id_column === "file" ? /\s+/ : /[\s,#]+/).filter(Boolean);
-  fitting = cards.filter((card) => fits(card, words));
-  if (get("order").value === "best") fitting.reverse();
-  if (get("order").value === "sure") fitting.sort((a, b) => b.wrong - a.wrong);
-  if (get("order").value === "data") fitting.sort((a, b) => a.index - b.index);
+  matching = cards.filter((card) => matches(card, words));
+  if (get("order").value === "best") matching.reverse();
+  if (get("order").value === "sure") matching.sort((a, b) => b.wrong - a.wrong);
+  if (get("order").value === "data") matching.sort((a, b) => a.index - b.index);
   get("grid").replaceChildren();
   drawn = 0;
-  extend();
-  setCurrent(fitting[0] ?? null);
+  showMore();
+  setCurrent(matching[0] ?? null);
   const filtered = ["given", "suggested", "decided", "search"].some((id) => get(id).value !== "");
   get("clear").hidden = !filtered;
-  get("nothing").hidden = fitting.length > 0 || !cards.length;
-  for (const id of ["accept-all", "reject-all"]) get(id).disabled = !fitting.length;
-  mark();
+  get("nothing").hidden = matching.length > 0 || !cards.length;
+  for (const id of ["accept-all", "reject-all"]) get(id).disabled = !matching.length;
+  markPair();
 }
 
-function filterPair(given, suggested) {
+function toggleFilter(given, suggested) {
   const same = get("given").value === String(given) && get("suggested").value === String(suggested);
   get("given").value = same ? "" : given;
   get("suggested").value = same ? "" : suggested;
-  apply();
+  applyFilters();
 }
 
-/** Makes a card current: the tab key reaches only this one, arrow keys move from there. */
+/** Selects the card that the tab key reaches and from which arrow keys move. */
 function setCurrent(card, focus = false) {
-  if (here?.element) here.element.tabIndex = -1;
-  here = card;
+  if (current?.element) current.element.tabIndex = -1;
+  current = card;
   if (!card) return;
   card.element.tabIndex = 0;
   if (!focus) return;
@@ -145,36 +145,35 @@ function setCurrent(card, focus = false) {
 }
 
 function step(card, by) {
-  const to = fitting.indexOf(card) + by;
-  if (to < 0 || to >= fitting.length) return;
-  go(to);
+  const to = matching.indexOf(card) + by;
+  if (matching[to]) go(to);
 }
 
 function go(to) {
-  if (to >= drawn) extend(to + 1);
-  setCurrent(fitting[to], true);
-  if (to >= drawn - AHEAD && drawn < fitting.length && preparing !== fitting) {
-    preparing = fitting;
-    idle(prepare);
+  if (to >= drawn) showMore(to + 1);
+  setCurrent(matching[to], true);
+  if (to >= drawn - AHEAD && drawn < matching.length && drawingAhead !== matching) {
+    drawingAhead = matching;
+    idle(drawAhead);
   }
 }
-// Without a timeout, a busy machine may never call back.
+// Without a timeout, the browser may never call back on a busy machine.
 const idle = (task) => (globalThis.requestIdleCallback ? requestIdleCallback(task, { timeout: 200 }) : setTimeout(task));
 
-/** Draws the next portion a few cards at a time, so that no key has to wait for all of them. */
-function prepare() {
-  if (preparing !== fitting) return; // another filter or order
-  const left = fitting.slice(drawn, drawn + PORTION).filter((card) => !card.element).slice(0, SLICE);
+/** Draws the next portion a few cards at a time, so that keys respond meanwhile. */
+function drawAhead() {
+  if (drawingAhead !== matching) return; // another filter or order
+  const left = matching.slice(drawn, drawn + PORTION).filter((card) => !card.element).slice(0, SLICE);
   left.forEach(draw);
-  if (left.length) idle(prepare);
-  else { preparing = null; extend(); }
+  if (left.length) idle(drawAhead);
+  else { drawingAhead = null; showMore(); }
 }
 
-/** The next example without a decision, from the current one on and then from the start. */
+/** Goes to the next example without a decision; after the last one it starts again. */
 function nextOpen() {
-  const from = fitting.indexOf(here), onCard = document.activeElement === here?.element;
-  const order = fitting.map((_, i) => (from + onCard + i) % fitting.length);
-  const to = order.find((i) => !decisions.has(fitting[i].index));
+  const from = matching.indexOf(current), onCard = document.activeElement === current?.element;
+  const order = matching.map((_, i) => (from + onCard + i) % matching.length);
+  const to = order.find((i) => !decisions.has(matching[i].index));
   if (to !== undefined) go(to);
 }
 
@@ -183,7 +182,7 @@ const columns = () => getComputedStyle(get("grid").firstElementChild).gridTempla
 function onKey(event) {
   if (["SELECT", "INPUT"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
   const element = event.target.closest(".card");
-  if (event.key.toLowerCase() === "n" && fitting.length) {
+  if (event.key.toLowerCase() === "n" && matching.length) {
     nextOpen();
     event.preventDefault();
   }
@@ -200,32 +199,32 @@ function onKey(event) {
 }
 
 function startGrid() {
-  // Also classes without flagged labels: any cell of the map can be chosen.
+  // All classes, since any cell of the map can be clicked.
   for (const id of ["given", "suggested"]) get(id).append(make("option", { value: "" }, "All"), ...names.map((name, k) => make("option", { value: k }, name)));
   get("grid").classList.toggle("roomy", Boolean(data.numbers));
   get("search-name").textContent = data.id_column === "file" ? "File" : "Index";
-  for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", apply);
-  get("search").addEventListener("input", apply);
+  for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", applyFilters);
+  get("search").addEventListener("input", applyFilters);
   get("clear").addEventListener("click", () => {
     for (const id of ["given", "suggested", "decided", "search"]) get(id).value = "";
-    apply();
+    applyFilters();
   });
-  get("more").addEventListener("click", () => { const next = drawn; extend(); setCurrent(fitting[next], true); });
-  const open = () => fitting.slice(0, drawn).filter((card) => !decisions.has(card.index));
+  get("more").addEventListener("click", () => { const next = drawn; showMore(); setCurrent(matching[next], true); });
+  const open = () => matching.slice(0, drawn).filter((card) => !decisions.has(card.index));
   get("accept-all").addEventListener("click", () => decide(open().map((card) => [card, card.suggested])));
   get("reject-all").addEventListener("click", () => decide(open().map((card) => [card, card.given])));
   const list = get("grid"), of = (event) => byIndex.get(Number(event.target.closest(".card")?.dataset.index));
   list.addEventListener("click", (event) => {
     const card = of(event), button = event.target.closest("button");
     if (!card || !button) return;
-    if (kind(card) === button.value) decide([[card, undefined]]);
+    if (decisionOf(card) === button.value) decide([[card, undefined]]);
     else choose(card, button.value);
   });
   list.addEventListener("change", (event) => decide([[of(event), event.target.value === "" ? undefined : Number(event.target.value)]]));
   for (const type of ["focusin", "pointerover"]) {
-    list.addEventListener(type, (event) => { if (event.target.tagName === "SELECT") fill(event.target); });
+    list.addEventListener(type, (event) => { if (event.target.tagName === "SELECT") fillClasses(event.target); });
   }
   list.addEventListener("focusin", (event) => { if (of(event)) setCurrent(of(event)); });
   document.addEventListener("keydown", onKey); // n works from anywhere
-  apply();
+  applyFilters();
 }

@@ -11,17 +11,18 @@ from pathlib import Path, PurePosixPath
 
 from neuvar._atomic import creating_folder
 from neuvar.cleaning.examples import Examples
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 
 @dataclass(frozen=True)
 class CleanedFolder:
-    """The folder that :func:`write_cleaned_folder` wrote.
+    """The result of :func:`write_cleaned_folder`.
 
     Attributes:
         path: the folder.
-        moved: number of images in another class than before.
-        renamed: old and new path of each image whose name was taken in its new class.
+        moved: number of images whose class has changed.
+        renamed: old and new path of each image that was renamed, because its new class already had
+            an image of the same name.
         linked: number of images that are hard links.
         copied: number of images that are copies.
     """
@@ -68,16 +69,18 @@ def write_cleaned_folder(
 ) -> CleanedFolder:
     """Copy or hard-link the images of a folder into subfolders named after their labels.
 
-    The folder is written completely or not at all; the data are not changed. Where no hard link is
-    possible, such as on another disk, the image is copied.
+    The folder is written completely or not at all. The data are not changed. Images are copied
+    where hard links are impossible, such as on another disk.
     """
     names = examples.names
     for name in names:
         if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
-            raise ValueError(f"--cleaned-folder needs classes that can be folders, got {name!r}")
+            raise ValueError(
+                f"--cleaned-folder needs classes that can be folder names, got {name!r}"
+            )
     origins, paths = _split(examples.files, names)
     wanted = [names[label] for label in labels]
-    places = assign_places(paths, wanted, origins)
+    new_paths = assign_paths(paths, wanted, origins)
     linked = 0
     with creating_folder(target) as folder:
         for name in names:
@@ -88,32 +91,33 @@ def write_cleaned_folder(
                     f"--cleaned-folder cannot have a folder for {name!r}: on this disk it is the "
                     "same as that of another class"
                 ) from None
-        for file, place in zip(examples.files, places, strict=True):
-            new = folder / place
+        for file, path in zip(examples.files, new_paths, strict=True):
+            new = folder / path
             new.parent.mkdir(parents=True, exist_ok=True)
             old = (data / file).resolve()  # a link to a file becomes a file
             if link and _hard_link(old, new):
                 linked += 1
             else:
                 shutil.copy2(old, new)
-    plain = [f"{name}/{path}" for name, path in zip(wanted, paths, strict=True)]
     return CleanedFolder(
         path=target,
         moved=sum(a not in (None, b) for a, b in zip(origins, wanted, strict=True)),
         renamed={
-            file: place
-            for file, place, first in zip(examples.files, places, plain, strict=True)
-            if place != first
+            file: new_path
+            for file, new_path, name, path in zip(
+                examples.files, new_paths, wanted, paths, strict=True
+            )
+            if new_path != f"{name}/{path}"
         },
         linked=linked,
-        copied=len(places) - linked,
+        copied=len(new_paths) - linked,
     )
 
 
 def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Class folder of each file, and its path below that folder.
 
-    If the first folder of any file is not a class, as with labels from a CSV file, none has one.
+    If any file is not in a class folder, as with labels from a CSV file, no file has one.
     """
     parts, known = [file.partition("/") for file in files], set(names)
     if all(below and first in known for first, _, below in parts):
@@ -121,32 +125,32 @@ def _split(files: Sequence[str], names: Sequence[str]) -> tuple[list[str | None]
     return [None] * len(files), list(files)
 
 
-def assign_places(
+def assign_paths(
     paths: Sequence[str], classes: Sequence[str], origins: Sequence[str | None]
 ) -> list[str]:
-    """New path of each image in the folder of its class; images that stay in a class keep theirs.
+    """New path of each image, in the folder of its class. Images of unchanged class keep theirs.
 
     Names that differ only in case count as equal, because some file systems ignore case.
 
-    >>> assign_places(["1.png", "1.png"], ["dog", "dog"], ["cat", "dog"])
+    >>> assign_paths(["1.png", "1.png"], ["dog", "dog"], ["cat", "dog"])
     ['dog/1-from-cat.png', 'dog/1.png']
     """
     taken: set[str] = set()
-    places = [""] * len(paths)
+    new_paths = [""] * len(paths)
     stays = [a == b for a, b in zip(origins, classes, strict=True)]
     for i in sorted(range(len(paths)), key=lambda i: not stays[i]):
         path, count = PurePosixPath(classes[i], paths[i]), 1
-        place, origin = path, f"-from-{origins[i]}" if origins[i] and not stays[i] else ""
-        while _same_on_any_disk(str(place)) in taken:
+        new, origin = path, f"-from-{origins[i]}" if origins[i] and not stays[i] else ""
+        while _same_on_any_disk(str(new)) in taken:
             number = f"-{count}" if count > 1 or not origin else ""
-            place, count = path.with_name(f"{path.stem}{origin}{number}{path.suffix}"), count + 1
-        taken.add(_same_on_any_disk(str(place)))
-        places[i] = str(place)
-    return places
+            new, count = path.with_name(f"{path.stem}{origin}{number}{path.suffix}"), count + 1
+        taken.add(_same_on_any_disk(str(new)))
+        new_paths[i] = str(new)
+    return new_paths
 
 
 def _same_on_any_disk(name: str) -> str:
-    """Normalize names that some file systems treat as equal."""
+    """A name with the case and Unicode form that some file systems ignore."""
     return unicodedata.normalize("NFC", name.casefold())
 
 

@@ -1,4 +1,4 @@
-"""Held-out probabilities of any scikit-learn classifier, by cross-validation."""
+"""Predict held-out probabilities by cross-validation of any scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 
 FOLDS = 5
 
@@ -21,11 +21,13 @@ def is_estimator(model: Any) -> bool:
 def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, seed: int) -> Array:
     """Held-out probabilities: a copy of the estimator, fitted on four folds, predicts the fifth.
 
-    If a class has one example, the copy that predicts it has not seen the class and gives it 0.
+    If a class has one example, its own probability of this class is 0.
     """
     try:
-        from sklearn.base import clone  # type: ignore[import-untyped]
-        from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
+        from sklearn.model_selection import (  # type: ignore[import-untyped]
+            StratifiedKFold,
+            cross_val_predict,
+        )
     except ImportError as error:
         raise ImportError('estimators need scikit-learn: pip install "neuvar[sklearn]"') from error
     if not hasattr(estimator, "predict_proba"):
@@ -33,12 +35,14 @@ def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, see
             f"model must have predict_proba, {type(estimator).__name__} has none; wrap it, for "
             "example in sklearn.calibration.CalibratedClassifierCV"
         )
-    features, n = _as_rows(inputs), len(labels)
-    if _length(features) != n:
-        raise ValueError(
-            f"inputs and labels must have the same length, got {_length(features)} and {n}"
-        )
-    p = np.zeros((n, classes))
+    if isinstance(inputs, Tensor):
+        inputs = inputs.detach().cpu().flatten(1).numpy()
+    elif isinstance(inputs, (list, tuple)):
+        text = all(isinstance(value, str) for value in inputs)
+        inputs = np.array(inputs, dtype=object) if text else np.asarray(inputs)
+    count, n = inputs.shape[0] if hasattr(inputs, "shape") else len(inputs), len(labels)
+    if count != n:
+        raise ValueError(f"inputs and labels must have the same length, got {count} and {n}")
     folds = StratifiedKFold(min(FOLDS, n), shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
@@ -46,28 +50,14 @@ def cross_validate(estimator: Any, inputs: Any, labels: Array, classes: int, see
             parts = list(folds.split(np.zeros(n), labels))
         except ValueError:
             raise ValueError(
-                f"a class must have at least {FOLDS} examples for cross-validation, the largest "
+                f"at least one class must have {FOLDS} examples for cross-validation, the largest "
                 f"has {np.bincount(labels).max()}"
             ) from None
-    for rest, part in parts:
-        fitted = clone(estimator).fit(_take(features, rest), labels[rest])
-        p[np.ix_(part, fitted.classes_)] = fitted.predict_proba(_take(features, part))
+    p = np.zeros((n, classes))
+    with warnings.catch_warnings():
+        # The model of one fold has not seen a class with one example.
+        warnings.filterwarnings("ignore", "Number of classes in training fold", RuntimeWarning)
+        p[:, np.unique(labels)] = cross_val_predict(
+            estimator, inputs, labels, cv=parts, method="predict_proba"
+        )
     return p
-
-
-def _as_rows(inputs: Any) -> Any:
-    """Inputs that can be indexed by arrays; tensors become arrays of shape (n, features)."""
-    if isinstance(inputs, Tensor):
-        return inputs.detach().cpu().flatten(1).numpy()
-    if isinstance(inputs, (list, tuple)):
-        text = all(isinstance(value, str) for value in inputs)
-        return np.array(inputs, dtype=object) if text else np.asarray(inputs)
-    return inputs
-
-
-def _length(features: Any) -> int:
-    return int(features.shape[0]) if hasattr(features, "shape") else len(features)
-
-
-def _take(features: Any, rows: Array) -> Any:
-    return features.iloc[rows] if hasattr(features, "iloc") else features[rows]

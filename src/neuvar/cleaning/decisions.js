@@ -1,8 +1,8 @@
-// Decisions of the user, and the files to download.
+// The user's decisions, and the files to download.
 const key = () => `neuvar-clean-${data.key}`;
 
-/** Loads the decisions that the browser has stored. */
-function recall() {
+/** Loads the decisions from the browser's storage. */
+function loadDecisions() {
   let stored = {};
   try { stored = JSON.parse(storage.get(key()) ?? "{}"); } catch { /* not valid JSON */ }
   if (Array.isArray(stored)) stored = {};
@@ -11,38 +11,38 @@ function recall() {
   }
 }
 
-function kind(card) {
+function decisionOf(card) {
   const label = decisions.get(card.index);
   if (label === undefined) return "";
   return label === card.suggested ? "accept" : label === card.given ? "reject" : "other";
 }
 
-/** Sets labels of examples, undefined to clear; one call is one undo step. */
+/** Sets the labels of examples; undefined clears a decision. One call is one undo step. */
 function decide(changes, { undoing = false } = {}) {
   if (!changes.length) return;
-  if (!undoing) past.push(changes.map(([card]) => [card, decisions.get(card.index)]));
+  if (!undoing) undoStack.push(changes.map(([card]) => [card, decisions.get(card.index)]));
   for (const [card, label] of changes) {
     if (label === undefined) decisions.delete(card.index);
     else decisions.set(card.index, label);
     refresh(card);
   }
   storage.set(key(), JSON.stringify(Object.fromEntries(decisions)));
-  tally();
+  showCounts();
 }
 
 function undo() {
-  if (past.length) decide(past.pop(), { undoing: true });
+  if (undoStack.length) decide(undoStack.pop(), { undoing: true });
 }
 
-function tally() {
+function showCounts() {
   const kinds = { accept: 0, reject: 0, other: 0 };
-  for (const index of decisions.keys()) kinds[kind(byIndex.get(index))] += 1;
+  for (const index of decisions.keys()) kinds[decisionOf(byIndex.get(index))] += 1;
   const words = { accept: "accepted", reject: "rejected", other: "other" };
   const parts = Object.entries(words).filter(([name]) => kinds[name]).map(([name, word]) => ` · ${count(kinds[name])} ${word}`);
   get("count").replaceChildren(`${count(decisions.size)} of ${count(cards.length)} decided`, make("span", { class: "kinds" }, ...parts));
   get("progress").max = Math.max(cards.length, 1);
   get("progress").value = decisions.size;
-  get("undo").disabled = !past.length;
+  get("undo").disabled = !undoStack.length;
   for (const id of ["save-decisions", "dock-save", "forget"]) get(id).disabled = !decisions.size;
 }
 
@@ -66,7 +66,7 @@ function save(name, rows) {
 function saveDecisions() {
   const made = cards.filter((card) => decisions.has(card.index));
   const rows = made.map((card) => [
-    card.id, names[card.given], names[card.suggested], kind(card), names[decisions.get(card.index)],
+    card.id, names[card.given], names[card.suggested], decisionOf(card), names[decisions.get(card.index)],
   ]);
   save("decisions.csv", [[data.id_column, "given", "suggested", "decision", "label"], ...rows]);
 }
@@ -88,5 +88,5 @@ function startDecisions() {
   get("forget").addEventListener("click", () => decide([...decisions.keys()].map((index) => [byIndex.get(index), undefined])));
   get("undo").addEventListener("click", undo);
   get("apply-command").textContent = data.command;
-  tally();
+  showCounts();
 }

@@ -1,4 +1,4 @@
-"""Find examples that are equal or nearly equal, and those of them whose labels differ."""
+"""Find examples that are equal or nearly equal, and compare their labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from neuvar._validate import number
-from neuvar.cleaning.examples import inputs_of, read_labels, split_data
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.class_indices import read_labels
+from neuvar.cleaning.examples import inputs_of, split_data
+from neuvar.cleaning.posterior import Array
 
 NEIGHBOURS = 10
 FEWEST = 4
-"""If there are fewer neighbours, only equal examples are found."""
+"""With fewer neighbours, only equal examples are found."""
 ROWS, COLUMNS = 1024, 4096
 """Size of the blocks in which the distance matrix is computed."""
 
@@ -70,10 +71,10 @@ def find_duplicates(
     An example is a duplicate if P is below ``false_alarms`` / n. The dimension m of the data is
     estimated from the same distances (Levina and Bickel, 2004), so nothing needs tuning.
 
-    Distances are Euclidean, between inputs as they are: bring features to a similar scale, or pass
+    Distances are Euclidean. Inputs are not scaled: bring features to a similar scale, or pass
     embeddings. A shifted or mirrored image is a duplicate only if its embedding is nearly the same.
     More than ten copies of an example are found only if they are equal. All n² distances are
-    computed, block by block, in little memory.
+    computed, in blocks to save memory.
 
     Args:
         data: as for :func:`~neuvar.find_label_issues`.
@@ -96,22 +97,18 @@ def find_duplicates(
         raise ValueError(
             f"inputs and labels must have the same length, got {len(rows)} and {len(labels)}"
         )
-    first = _first_equal(rows)
+    seen: dict[bytes, int] = {}
+    hashes = (hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows)
+    # For each example, the index of the first equal example.
+    first = np.array([seen.setdefault(key, index) for index, key in enumerate(hashes)])
     kept = np.unique(first)
     leaders = np.arange(len(rows))
     leaders[kept] = kept[_near(rows, kept, false_alarms)]
     return Duplicates(_groups(leaders[first]), labels, names)
 
 
-def _first_equal(rows: Tensor) -> Array:
-    """For each example, the index of the first example that is equal to it."""
-    seen: dict[bytes, int] = {}
-    hashes = (hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows)
-    return np.array([seen.setdefault(key, index) for index, key in enumerate(hashes)])
-
-
 def _near(rows: Tensor, kept: Array, false_alarms: float) -> Array:
-    """For each of the kept examples, the position of the first one of its group."""
+    """For each kept example, the position of the first one in its group."""
     leader = np.arange(len(kept))
     k = min(NEIGHBOURS, len(kept) - 1)
     if k < FEWEST:
@@ -121,7 +118,7 @@ def _near(rows: Tensor, kept: Array, false_alarms: float) -> Array:
     with np.errstate(divide="ignore"):
         logs = -np.log(ratios)
     dimension = 1 / np.median(logs[:, :-1].mean(1))
-    # The fraction of volume v at which P is false_alarms / n.
+    # Solve P = false_alarms / n for the fraction of volume v.
     v = -np.expm1(np.log1p(-min(false_alarms / len(kept), 1.0)) / (k - 1))
     for i, j in zip(*np.nonzero(logs > -np.log(v) / dimension), strict=True):
         one, other = _root(leader, int(i)), _root(leader, int(neighbours[i, j]))
@@ -130,7 +127,7 @@ def _near(rows: Tensor, kept: Array, false_alarms: float) -> Array:
 
 
 def _root(leader: Array, i: int) -> int:
-    """The first example of the group of example i."""
+    """The first example in the group of example i."""
     while leader[i] != i:
         i = int(leader[i])
     return i
@@ -148,7 +145,7 @@ def nearest(rows: Tensor, kept: Array, k: int) -> tuple[Array, Array]:
     centre = rows[index[:COLUMNS]].float().mean(0)
 
     def block(start: int, size: int) -> Tensor:
-        # Centred rows are smaller, so the product below has smaller rounding errors.
+        # Centring reduces the rounding errors of the product below.
         return rows[index[start : start + size]].float() - centre
 
     distances, neighbours = np.empty((n, k)), np.empty((n, k), dtype=np.int64)

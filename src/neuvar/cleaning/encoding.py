@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.score import Array
-from neuvar.cleaning.tables import read_frame, row_place
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.tables import read_frame, row_location
 
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
 """Cells that count as empty, in lower case."""
 NUMBERS_WITH_TYPOS = 0.9
-"""From this share of numbers on, a column is numeric, and its other cells are typing errors."""
+"""With at least this share of numbers, a column is numeric; its other cells are typing errors."""
 MAX_CATEGORIES = 50
-"""Categories of a column; its rarer values share the last one."""
+"""Largest number of categories of a column; its rarer values share the last one."""
 FEW_VALUES = 20
-"""A column with at most this many values, or with five or more rows per value, has categories."""
+"""A column with at most this many values, or at least five rows per value, is categorical."""
 ROWS_TO_COUNT = 20
-"""From this number of rows on, a column that only counts them is left out."""
+"""In a table with at least this many rows, a column that counts the rows is left out."""
 TEXT_WORDS = 2.5
-"""The cells of a column of text have at least this many words on average."""
+"""Smallest mean number of words per cell in a column of text."""
 TEXT_FEATURES = 300
-"""Features of each column of text."""
+"""Number of features per column of text."""
 NEVER_REPEATS = "too many different values"
 COUNTS_ROWS = "it counts the rows"
 LEFT_OUT = (NEVER_REPEATS, COUNTS_ROWS)
@@ -44,10 +44,10 @@ class Features:
     Attributes:
         numbers: float32, shape (rows, features).
         columns: columns that were used.
-        cells: text of each cell, by column, if any column is not plain numbers; otherwise empty.
-        summary: how the columns were encoded; empty if they are plain numbers.
-        left_out: columns that were not used, and why.
-        from_text: whether each feature is from a column of text; empty if none is.
+        cells: text of each cell, by column; empty if all columns are plain numbers.
+        summary: how the columns were encoded; empty if all columns are plain numbers.
+        left_out: columns that were not used, each with the reason.
+        from_text: whether each feature is from a column of text; empty if there is none.
     """
 
     numbers: Array
@@ -61,7 +61,7 @@ class Features:
 @dataclass(frozen=True, eq=False)
 class _Column:
     name: str
-    kind: str  # "number", "date", "category", "text", or a reason to leave it out
+    kind: str  # "number", "date", "category", "text", or one of LEFT_OUT
     values: Array  # float64 with nan for missing values, or text
     series: Any  # as it was read
 
@@ -81,7 +81,7 @@ def read_features(
 ) -> tuple[Features, list[Any]]:
     """The columns of a table as numbers, and the column of labels.
 
-    An error lists all columns with problems.
+    An error names all columns with problems.
     """
     frame, labels = read_frame(path, columns, label)
     read = [_read_column(frame[name]) for name in columns]
@@ -100,7 +100,7 @@ def _read_column(series: Any) -> _Column:
     name, n = series.name, len(series)
     if series.dtype.kind in "biuf":
         values = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        # In a table that is sorted by the labels, row numbers would give them away.
+        # In a table sorted by its labels, row numbers reveal them.
         counts = n >= ROWS_TO_COUNT and bool((np.diff(values) == 1).all())
         return _Column(name, COUNTS_ROWS if counts else "number", values, series)
     clean = ["" if text.lower() in MISSING else text for text in map(_cell, series.tolist())]
@@ -115,11 +115,14 @@ def _read_column(series: Any) -> _Column:
         values = np.full(n, np.nan)
         values[known] = days
         return _Column(name, "date", values, series)
-    return _Column(name, _text_kind(text[known], n), np.array(clean, dtype=object), series)
+    kind, filled = "category", text[known]
+    if filled.nunique() > max(FEW_VALUES, n / 5):
+        kind = "text" if filled.str.split().str.len().mean() >= TEXT_WORDS else NEVER_REPEATS
+    return _Column(name, kind, np.array(clean, dtype=object), series)
 
 
 def _days(texts: Any) -> Array | None:
-    """Days since 1970 if all texts are dates, written year first."""
+    """Days since 1970 if all texts are dates such as 2024-05-31, otherwise None."""
     import pandas as pd
 
     if not texts.str.match(r"\d{4}-\d{1,2}(-\d{1,2})?\b").all():
@@ -133,13 +136,6 @@ def _days(texts: Any) -> Array | None:
     return np.asarray(since, np.float64)
 
 
-def _text_kind(texts: Any, n: int) -> str:
-    values = texts.nunique()
-    if values <= max(FEW_VALUES, n / 5):
-        return "category"
-    return "text" if texts.str.split().str.len().mean() >= TEXT_WORDS else NEVER_REPEATS
-
-
 def _cell(value: Any) -> str:
     """A cell as text; empty for a missing value."""
     if value is None or value != value:
@@ -148,7 +144,7 @@ def _cell(value: Any) -> str:
 
 
 def _problem(column: _Column, path: Path) -> str:
-    """What is wrong with a column; empty if nothing is."""
+    """An error message for a column, or an empty text."""
     series = column.series
     if column.kind == COUNTS_ROWS:
         return ""
@@ -167,8 +163,8 @@ def _problem(column: _Column, path: Path) -> str:
     value = value.item() if isinstance(value, np.generic) else value  # no "np.float64(inf)"
     more = f", and {bad.sum() - 1} more" if bad.sum() > 1 else ""
     return (
-        f"{row_place(path, row)}, column {column.name!r} must be a finite number for float32, got "
-        f"{value!r}{more}; correct it, or leave the column out with --drop"
+        f"{row_location(path, row)}, column {column.name!r} must be a finite number for float32, "
+        f"got {value!r}{more}; correct it, or leave the column out with --drop"
     )
 
 
@@ -180,7 +176,7 @@ def _encode(columns: list[_Column], path: Path) -> Features:
         f"column {column.name!r} ({column.kind})" for column in columns if column.kind in LEFT_OUT
     )
     if not used:
-        raise ValueError(f"{path} must have columns whose values repeat, besides the labels")
+        raise ValueError(f"{path} has no column to train on: {', '.join(left_out)}")
     names = tuple(column.name for column in used)
     if all(column.kind == "number" and not column.missing for column in used):
         numbers = np.stack([column.values for column in used], 1).astype(np.float32)

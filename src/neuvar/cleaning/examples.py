@@ -1,4 +1,4 @@
-"""Load examples with labels into memory: arrays, tensors, data frames, datasets, image folders."""
+"""Read inputs and labels from arrays, tensors, data frames, datasets and image folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,28 +17,25 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from neuvar._batches import TARGET_KEYS
 from neuvar._validate import integer
-from neuvar.cleaning.image_folder import is_picture, pixels_of, read_folder, squares
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.class_indices import NUMBERS, read_labels
+from neuvar.cleaning.image_folder import is_pil_image, pixels_of, read_folder, squares
+from neuvar.cleaning.posterior import Array
 from neuvar.data import Dataset, Split
 
-NUMBERS = "biuf"
-"""numpy's kinds of booleans, integers and floats."""
-LARGEST_INTEGER = 2.0**53
-"""Above it, every float is an integer."""
 CHUNK = 4096
-"""Examples that are checked, and RGBA images that are made RGB, at once."""
+"""Examples that are processed at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples in memory, with a label each.
+    """Inputs and labels in memory.
 
     Attributes:
         inputs: uint8 images of shape (n, height, width) or (n, channels, height, width), int64
             rows of shape (n, m), or float32 features of shape (n, ...).
         labels: int64 class indices, shape (n,).
         names: name of each class.
-        files: for images from a folder, the path of each within it, with forward slashes.
+        files: path of each image within its folder, with forward slashes; empty for other data.
     """
 
     inputs: Tensor
@@ -55,14 +52,12 @@ class Examples:
             )
         inside = (self.labels >= 0) & (self.labels < classes)
         if self.labels.dtype != np.int64 or not inside.all():
-            raise ValueError(
-                f"labels must be int64 numbers from 0 to {classes - 1}, one for each name"
-            )
+            raise ValueError(f"labels must be int64 from 0 to {classes - 1}, the indices of names")
         image = self.inputs.dtype == torch.uint8 and self.inputs.ndim in (3, 4)
         tokens = self.inputs.dtype == torch.int64 and self.inputs.ndim == 2
         if not (image or tokens or self.inputs.dtype == torch.float32):
             raise ValueError(
-                "inputs must be float32, int64 of 2 dimensions or uint8 images of 3 or 4, got "
+                "inputs must be float32, int64 with 2 dimensions, or uint8 with 3 or 4, got "
                 f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
             )
 
@@ -71,17 +66,17 @@ class Examples:
 
 
 class Parts(NamedTuple):
-    """Inputs and labels before conversion, and class names and files if the data have them."""
+    """Inputs and labels before their conversion, and class names and files, if any."""
 
     inputs: Any
     labels: Any
     names: Sequence[str] | None = None
     files: tuple[str, ...] = ()
-    ready: bool = False  # whether inputs are already a tensor that Examples takes
+    ready: bool = False  # whether inputs are already a tensor for Examples
 
 
 class _Pixels(NamedTuple):
-    """Pixels of a PIL image. They are scaled later; plain arrays are not."""
+    """Pixels of a PIL image, which are scaled later, unlike arrays."""
 
     array: Array
 
@@ -91,14 +86,14 @@ def read_examples(
 ) -> Examples:
     """Load examples and their labels into memory.
 
-    The classes are the given ``names``, or those of a dataset or folder that names its classes, or
-    else the labels that occur, in sorted order: labels 0, 5 and 9 become three classes "0", "5" and
-    "9"; with ten ``names`` they are three of ten classes.
+    The classes are the given ``names``, or those of a dataset or folder that names its classes. By
+    default they are the labels that occur, in sorted order: labels 0, 5 and 9 become three classes
+    "0", "5" and "9". With ten ``names``, the same labels are three of ten classes.
 
-    Images from a folder are rotated by their EXIF orientation, put on white where transparent, and
-    scaled so that the longer side has ``size`` pixels, centred in a black square. They are RGB
-    unless all are gray. Gray images of more than 8 bits share one range, with as many bits as the
-    brightest pixel needs.
+    PIL images and images from a folder are rotated by their EXIF orientation and get a white
+    background where transparent. They are scaled so that the longer side has ``size`` pixels, and
+    centred in a black square. They are RGB unless all are gray. Gray images of more than 8 bits
+    share one brightness range, with as many bits as the brightest pixel needs.
 
     Args:
         data: one of
@@ -108,11 +103,11 @@ def read_examples(
             - a map-style torch dataset whose items are pairs of an input and a label, or dicts
               with one input and a label under "labels", "label", "targets", "target" or "y";
               inputs may be PIL images;
-            - the path of a folder with one subfolder of images for each class;
+            - the path of a folder with one subfolder of images per class;
             - :class:`Examples`, returned unchanged.
-        size: height and width of PIL images and images of a folder. By default their longer side,
-            if it is the same for all and at most 64; otherwise 64.
-        names: name of each class, in the order of the network's outputs. Labels must then be these
+        size: height and width of PIL images and images of a folder. By default the longer side of
+            the images if it is the same for all and at most 64, otherwise 64.
+        names: name of each class, in the order of the model's outputs. Labels must then be these
             names or their indices.
 
     Returns:
@@ -133,7 +128,10 @@ def read_examples(
 
 
 def split_data(data: Any, *, size: int | None = None, names: Sequence[str] | None = None) -> Parts:
-    """Read data once, and separate inputs from labels; for the arguments see read_examples."""
+    """Separate inputs from labels. Each item of a dataset is read once.
+
+    For the arguments see :func:`read_examples`.
+    """
     if isinstance(data, Examples):
         if size is not None or names is not None:
             raise ValueError("size and names must be left out for Examples, which have their own")
@@ -175,7 +173,7 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
     kinds = (Tensor, np.ndarray, Real, list, tuple)
     keys = [key for key in TARGET_KEYS if key in item]
     others = [value for key, value in item.items() if key not in keys]
-    inputs = [value for value in others if isinstance(value, kinds) or is_picture(value)]
+    inputs = [value for value in others if isinstance(value, kinds) or is_pil_image(value)]
     if len(keys) != 1 or len(inputs) != 1:
         raise ValueError(
             f"items of data that are dicts must have a label under one of {', '.join(TARGET_KEYS)} "
@@ -185,24 +183,24 @@ def _read_item(item: Any, position: int, size: int | None) -> tuple[Any, Any]:
 
 
 def _to_pixels(value: Any, size: int | None) -> Any:
-    return _Pixels(pixels_of(value, size)) if is_picture(value) else value
+    return _Pixels(pixels_of(value, size)) if is_pil_image(value) else value
 
 
 def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
-    """Inputs as a tensor; pictures become squares."""
+    """Inputs as a tensor; PIL images become squares of one size."""
     values = parts.inputs
     if parts.ready:
         ready: Tensor = values
         return ready
     if isinstance(values, (list, tuple)):
         values = [_to_pixels(value, size) for value in values]
-        pictures = [value.array for value in values if isinstance(value, _Pixels)]
-        if pictures and len(pictures) < len(values):
+        pixels = [value.array for value in values if isinstance(value, _Pixels)]
+        if pixels and len(pixels) < len(values):
             raise ValueError(
-                f"inputs must all be pictures, or none, got {len(pictures)} of {len(values)}"
+                f"inputs must all be PIL images, or none, got {len(pixels)} of {len(values)}"
             )
-        if pictures:
-            return squares(pictures, size)
+        if pixels:
+            return squares(pixels, size)
     if size is not None:
         raise ValueError(f"size is for PIL images and folders of images, got size={size}")
     return read_inputs(values)
@@ -211,8 +209,8 @@ def inputs_of(parts: Parts, size: int | None = None) -> Tensor:
 def read_inputs(values: Any) -> Tensor:
     """Inputs as a tensor: uint8 for images, int64 for rows of integers, otherwise float32.
 
-    Images with channels last (1, 3 or 4 channels, height and width above 4) get channels first.
-    RGBA images in uint8 are put on white. uint8 and bool rows become float32.
+    Channels are moved to the front if they are last: 1, 3 or 4 of them, height and width above 4.
+    RGBA images in uint8 get a white background. uint8 and bool rows become float32.
 
     >>> images = np.zeros((7, 32, 32, 4), dtype=np.uint8)
     >>> read_inputs(images).shape, read_inputs(images).unique()
@@ -231,9 +229,8 @@ def read_inputs(values: Any) -> Tensor:
         finite = torch.cat([part.isfinite().flatten(1).all(1) for part in inputs.split(CHUNK)])
         if not finite.all():
             raise ValueError(
-                f"inputs must be finite in float32, those of {int((~finite).sum())} of "
-                f"{len(finite)} examples are not, the first one at position "
-                f"{int(finite.int().argmin())}"
+                f"inputs must be finite in float32, but {int((~finite).sum())} of {len(finite)} "
+                f"examples are not, the first one at position {int(finite.int().argmin())}"
             )
     if has_channels_last(shape):
         inputs = inputs.movedim(3, 1)
@@ -300,144 +297,3 @@ def _to_array(values: Any) -> Array:
     if array.dtype.kind not in NUMBERS:
         raise ValueError(f"inputs must be numbers, got values of type {array.dtype}")
     return array
-
-
-def read_labels(
-    labels: Any, names: Sequence[str] | None = None, *, classes: int | None = None
-) -> tuple[Array, tuple[str, ...]]:
-    """Class indices, int64, and the name of each class.
-
-    Args:
-        labels: numbers, text, or any values that can be sorted.
-        names: name of each class. Labels must then be these names or their indices. By default the
-            classes are the labels that occur, in sorted order.
-        classes: number of classes. Labels that are numbers are then indices of these.
-
-    >>> indices, names = read_labels(["dog", "cat", "dog"])
-    >>> indices.tolist(), names
-    ([1, 0, 1], ('cat', 'dog'))
-    >>> read_labels([0, 9, 5, 9])
-    (array([0, 2, 1, 2]), ('0', '5', '9'))
-    >>> read_labels([0, 2, 2], classes=3)
-    (array([0, 2, 2]), ('0', '1', '2'))
-    """
-    values = label_array(labels)
-    if not len(values):
-        raise ValueError("labels is empty; at least two classes need an example each")
-    _refuse_missing(values, () if names is None else tuple(names))
-    if values.dtype.kind == "f":
-        odd = (values != np.round(values)) | ~(np.abs(values) <= LARGEST_INTEGER)
-        if odd.any():
-            raise ValueError(
-                f"labels must be classes, got {values[odd.argmax()]:g} at position "
-                f"{odd.argmax()}, which looks like a continuous quantity"
-            )
-        values = values.astype(np.int64)
-    if names is None and classes is not None and values.dtype.kind in NUMBERS:
-        names = tuple(map(str, range(classes)))
-    indices, names = _by_order(values) if names is None else _by_name(values, names)
-    occurring = np.unique(indices)
-    if len(occurring) < 2:
-        raise ValueError(
-            "labels must have at least two classes, all examples have the one class "
-            f"{names[occurring[0]]!r}"
-        )
-    if len(names) > len(indices):
-        raise ValueError(
-            "data must have at least as many examples as there are classes, "
-            f"got {len(indices)} examples and {len(names)} classes"
-        )
-    return indices, names
-
-
-def label_array(labels: Any) -> Array:
-    """Labels as an array of numbers if all of them are, otherwise of objects."""
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu()
-        values = np.asarray(labels.double() if labels.is_floating_point() else labels)
-    elif isinstance(labels, np.ma.MaskedArray):
-        values = labels.data.astype(object)
-        values[np.ma.getmaskarray(labels)] = None
-    elif isinstance(labels, (list, tuple)):
-        values = np.fromiter(labels, object)  # np.array would turn 1 and "a" into strings
-    else:
-        values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
-    if values.ndim != 1:
-        raise ValueError(f"labels must have the shape (n,), got {values.shape}")
-    if values.dtype.kind in NUMBERS:
-        return values
-    if values.dtype.kind in "mM":  # as objects, times would become numbers without a unit
-        unknown, values = np.isnat(values), values.astype(str).astype(object)
-        values[unknown] = None
-    items = [_unwrap(value, i) for i, value in enumerate(values.astype(object).tolist())]
-    if items and all(isinstance(item, (Real, np.bool_)) for item in items):
-        numbers = np.array(items)
-        # numpy rounds integers to floats if no integer type holds them all.
-        rounded = numbers.dtype.kind == "f" and all(isinstance(item, Integral) for item in items)
-        if numbers.dtype.kind in NUMBERS and not rounded:
-            return numbers
-    return np.fromiter(items, object)
-
-
-def _unwrap(value: Any, position: int) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
-        return value.item()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, Tensor) or type(value).__hash__ is None:
-        raise ValueError(
-            "labels must be one number or name for each example, "
-            f"got {type(value).__name__} at position {position}"
-        )
-    return value
-
-
-def _refuse_missing(values: Array, names: tuple[str, ...]) -> None:
-    missing = np.zeros(len(values), bool)
-    if values.dtype.kind == "f":
-        missing = np.isnan(values)
-    elif values.dtype.kind == "O":
-        missing = np.array([_is_missing(value, names) for value in values])
-    if missing.any():
-        raise ValueError(
-            f"labels must not be missing, {missing.sum()} of {len(values)} are missing, "
-            f"the first one at position {missing.argmax()}"
-        )
-
-
-def _is_missing(value: Any, names: tuple[str, ...]) -> bool:
-    if isinstance(value, str):
-        return not value.strip() or (value in ("nan", "NaN") and value not in names)
-    try:
-        return value is None or bool(value != value)  # true for nan and NaT
-    except (TypeError, ValueError):
-        return True  # pandas.NA
-
-
-def _by_order(values: Array) -> tuple[Array, tuple[str, ...]]:
-    try:
-        distinct, indices = np.unique(values, return_inverse=True)
-    except TypeError:
-        types = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise ValueError(
-            f"labels must be of one type that can be sorted, got values of type {types}"
-        ) from None
-    return indices.astype(np.int64), tuple(str(value) for value in distinct)
-
-
-def _by_name(values: Array, names: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
-    names = tuple(map(str, names))
-    if len(set(names)) < len(names):
-        raise ValueError(f"names must all be different, got {names!r:.200}")
-    indices = values
-    if values.dtype.kind == "O":
-        index_of = {name: index for index, name in enumerate(names)}
-        indices = np.array([index_of.get(str(value), -1) for value in values])
-    outside = (indices < 0) | (indices >= len(names))
-    if outside.any():
-        first = int(outside.argmax())
-        raise ValueError(
-            f"labels must be names or indices of the {len(names)} classes, "
-            f"got {values.tolist()[first]!r} at position {first}"
-        )
-    return indices.astype(np.int64), names

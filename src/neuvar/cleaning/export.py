@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -14,23 +12,25 @@ from xml.sax.saxutils import quoteattr
 from neuvar._atomic import write_files
 from neuvar._validate import one_of
 from neuvar.cleaning.score import LabelIssues
+from neuvar.cleaning.tables import csv_bytes
 from neuvar.pages import printable
 
 CLEANLAB = ("is_label_issue", "label_quality", "given_label", "predicted_label")
 """Columns of cleanlab's ``CleanLearning.find_label_issues()``."""
 TAGS = {"image": "Image", "text": "Text", "audio": "Audio", "table": "Table"}
-"""Tags of Label Studio that show an example, by the name that tasks use for it."""
+"""Label Studio's tag for each kind of example."""
 CHOICE = "label"
-"""Name of the choice of a class in Label Studio."""
+"""Name of the class field in Label Studio."""
 
 
 def export_cleanlab(issues: LabelIssues, path: str | Path) -> None:
-    """Write the labels as the table that cleanlab's ``CleanLearning`` makes and takes.
+    """Write the labels as a table for cleanlab's ``CleanLearning``.
 
-    The columns are ``is_label_issue``, ``label_quality``, ``given_label`` and ``predicted_label``,
-    with class indices from 0, one row per example in the order of the data. ``predicted_label`` is
-    the suggested class. Load it with ``pandas.read_csv(path)`` and pass it to
-    ``CleanLearning().fit(x, labels, label_issues=...)``. Datalab calls ``label_quality``
+    The table has one row per example, in the order of the data. Its columns are those of
+    ``CleanLearning.find_label_issues()``: ``is_label_issue``, ``label_quality``, ``given_label``
+    and ``predicted_label``, with class indices from 0. ``predicted_label`` is the suggested class.
+    Load the table with ``pandas.read_csv(path)``, and pass it to
+    ``CleanLearning().fit(x, labels, label_issues=...)``. Datalab's name for ``label_quality`` is
     ``label_score``.
 
     >>> from tempfile import TemporaryDirectory
@@ -45,13 +45,9 @@ def export_cleanlab(issues: LabelIssues, path: str | Path) -> None:
 
 
 def cleanlab_table(issues: LabelIssues) -> bytes:
-    """The content of the file for cleanlab."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CLEANLAB)
+    """Content of the file for cleanlab."""
     columns = (issues.flagged, issues.quality, issues.labels, issues.suggested)
-    writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
-    return text.getvalue().encode()
+    return csv_bytes([CLEANLAB, *zip(*(column.tolist() for column in columns), strict=True)])
 
 
 def export_label_studio(
@@ -63,15 +59,15 @@ def export_label_studio(
 ) -> None:
     """Write the flagged labels as tasks for Label Studio, lowest quality first.
 
-    Each task has one prediction: the suggested class, with the probability that it is right as its
-    score. The labeling configuration goes into a file of the same name that ends in ``.xml``: paste
-    it into the project's settings before you import the tasks.
+    Each task has one prediction: the suggested class. Its score is the probability that the
+    suggestion is right. The labeling configuration is written to a file of the same name with the
+    ending ``.xml``. Paste it into the project's settings before you import the tasks.
 
     Args:
         issues: the result of :func:`~neuvar.find_label_issues`.
         path: a ``.json`` file.
-        data: what Label Studio shows for each example, flagged or not: the address of an image or
-            of a sound, a text, or for a table a dict of names and values.
+        data: what Label Studio shows for each example, flagged or not: the URL of an image or a
+            sound, a text, or for a table a dict of names and values.
         kind: ``"image"``, ``"text"``, ``"audio"`` or ``"table"``.
 
     >>> from tempfile import TemporaryDirectory

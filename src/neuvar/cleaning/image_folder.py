@@ -1,4 +1,4 @@
-"""Read image folders, and convert pictures of any size and mode to uint8 squares."""
+"""Read image folders, and convert PIL images of any size and mode to uint8 squares."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
 from neuvar.data.idx import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 64
-"""Default side of the squares; if all pictures have the same smaller side, that one is used."""
+"""Default side of the squares, unless all images have the same smaller side."""
 MAX_PIXELS = 100_000_000
-"""Pictures with more pixels are refused: a small file may unpack to any number of pixels."""
+"""Larger images are refused: a small file may decompress to a huge image."""
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 )
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Allowed file contents. Pillow knows other formats, and runs external programs for some."""
+"""Allowed file formats. For some of the others, Pillow runs external programs."""
 CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini"))
 SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))
 
@@ -38,8 +38,8 @@ def read_folder(
 ) -> tuple[Tensor, list[str], tuple[str, ...], tuple[str, ...]]:
     """Images, class of each image, names of all classes, and file of each image.
 
-    The classes are the subfolders in sorted order, including empty ones. With a list ``skipped``,
-    files that cannot be read are left out and put into it.
+    The classes are the subfolders in sorted order, including empty ones. Files that cannot be read
+    raise an error; with a list ``skipped``, they are appended to it instead.
     """
     by_class = files_in(folder)
     names = tuple(name for name in by_class if name)
@@ -62,7 +62,7 @@ def read_folder(
 
 
 def files_in(folder: Path) -> dict[str, list[str]]:
-    """Sorted files of each class, as paths within the folder; the key "" has files of no class.
+    """Sorted files of each class, as paths within the folder; key "" holds files without a class.
 
     Hidden files are skipped. A class may be a symbolic link to a folder; links within a class are
     not followed.
@@ -104,26 +104,26 @@ def is_image(file: str) -> bool:
 def read_images(
     folder: Path, files: list[str], size: int | None, skipped: list[str] | None = None
 ) -> Tensor:
-    """Images of a folder as uint8 squares: gray if all of them are, otherwise RGB.
+    """Images of a folder as uint8 squares: gray if all are gray, otherwise RGB.
 
-    With a list ``skipped``, files that cannot be read are put into it.
+    For ``skipped`` see :func:`read_folder`.
     """
     require_pillow()
     from PIL import Image, UnidentifiedImageError
 
-    pictures: list[Array] = []
+    decoded: list[Array] = []
     bad: list[tuple[str, Exception]] = []
     enough = 2 * (size or SIZE)
     with warnings.catch_warnings():
-        # Pillow's warnings do not name the file; sizes are checked here.
+        # Pillow's warnings do not name the file. Sizes are checked below.
         warnings.simplefilter("ignore")
         for file in files:
             try:
                 with open_regular(folder / file) as content:
-                    picture = Image.open(content, formats=FORMATS)
-                    _refuse_too_large(picture)
-                    picture.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
-                    pictures.append(pixels_of(picture, size))
+                    image = Image.open(content, formats=FORMATS)
+                    _refuse_too_large(image)
+                    image.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
+                    decoded.append(pixels_of(image, size))
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
                 bad.append((file, error))
     if skipped is not None and len(bad) < len(files):
@@ -138,110 +138,108 @@ def read_images(
             f"{len(bad)} of {len(files)} images in {folder} cannot be read, the first is {file}: "
             f"{reason}; correct or remove them, or use neuvar clean --skip-unreadable"
         )
-    images = squares(pictures, size)
+    images = squares(decoded, size)
     lowest, highest = images.amin((0, -2, -1)), images.amax((0, -2, -1))
     if lowest.equal(highest):
         raise ValueError(
-            f"the images in {folder} must differ, all pixels of all {len(files)} are "
+            f"the images in {folder} must differ, but all pixels of all {len(files)} images are "
             f"{lowest.tolist()}"
         )
     return images
 
 
 def require_pillow() -> None:
-    """Raise an error that says how to install Pillow, if it is missing."""
+    """Raise an error with the install command if Pillow is missing."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise ImportError('images need Pillow: pip install "neuvar[clean]"') from error
 
 
-def is_picture(value: Any) -> bool:
-    """Whether a value is a PIL image; imports nothing."""
+def is_pil_image(value: Any) -> bool:
+    """Whether a value is a PIL image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _refuse_too_large(picture: Image) -> None:
-    if picture.width * picture.height > MAX_PIXELS:
-        raise ValueError(
-            f"it has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}"
-        )
+def _refuse_too_large(image: Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
 
 
-def pixels_of(picture: Image, size: int | None) -> Array:
-    """Gray or RGB pixels of a picture whose longer side is ``size``.
+def pixels_of(image: Image, size: int | None) -> Array:
+    """Gray or RGB pixels of a PIL image, scaled to a longer side of ``size``.
 
-    Without a size, only pictures larger than ``SIZE`` are scaled.
+    By default only images larger than ``SIZE`` are scaled.
     """
     from PIL import ImageOps
 
-    _refuse_too_large(picture)
-    plain = _gray_or_rgb(ImageOps.exif_transpose(picture))
+    _refuse_too_large(image)
+    plain = _gray_or_rgb(ImageOps.exif_transpose(image))
     if size is not None or max(plain.size) > SIZE:
         plain = _scale(plain, size or SIZE)
     pixels = np.asarray(plain)
     if plain.mode != "F":
         return pixels
     pixels = pixels.round()
-    # uint16 takes half the memory until the last picture is read.
+    # uint16 takes half the memory until all images are read.
     fits = pixels.min() >= 0 and pixels.max() < 2**16
     return pixels.astype(np.uint16) if fits else pixels
 
 
-def _gray_or_rgb(picture: Image) -> Image:
-    """A picture in mode L or RGB, or F if it has more than 8 bits."""
+def _gray_or_rgb(image: Image) -> Image:
+    """The image in mode L or RGB, or F if it has more than 8 bits."""
     from PIL import Image
 
-    if picture.mode == "F":
+    if image.mode == "F":
         raise ValueError("its pixels are floating point numbers")
-    if picture.mode.startswith("I"):  # 16 bits or more
-        return Image.fromarray(np.asarray(picture).astype(np.float32))
-    gray = picture.mode in ("1", "L", "LA", "La")
-    if picture.mode in TRANSPARENT or "transparency" in picture.info:
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return picture.convert("L" if gray else "RGB")
+    if image.mode.startswith("I"):  # 16 bits or more
+        return Image.fromarray(np.asarray(image).astype(np.float32))
+    gray = image.mode in ("1", "L", "LA", "La")
+    if image.mode in TRANSPARENT or "transparency" in image.info:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("L" if gray else "RGB")
 
 
-def _scale(picture: Image, side: int) -> Image:
+def _scale(image: Image, side: int) -> Image:
     from PIL.Image import Resampling
 
-    factor = side / max(picture.size)
-    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
-    return picture.resize(size, Resampling.BILINEAR)
+    factor = side / max(image.size)
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    return image.resize(size, Resampling.BILINEAR)
 
 
-def squares(pictures: list[Array], size: int | None) -> Tensor:
-    """Pictures centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
+def squares(images: list[Array], size: int | None) -> Tensor:
+    """Images centred in black uint8 squares: (n, side, side) if all are gray, otherwise RGB.
 
-    Without a size, the side is the longer side of the pictures if all have the same one, otherwise
-    ``SIZE``. The list is emptied.
+    By default the side is the longer side of the images if it is the same for all, otherwise
+    ``SIZE``. The list is emptied to free memory.
 
-    Pictures of more than 8 bits share one range. A 16-bit file may hold 10 or 12 bits without
-    saying so. White is therefore the largest value of the smallest even number of bits, at least 8,
-    that the brightest pixel needs. Black is 0, or the lowest negative value.
+    Images of more than 8 bits share one brightness range, since a 16-bit file may hold only 10 or
+    12 bits. White is the largest value of the smallest even number of bits, at least 8, that holds
+    the brightest pixel. Black is 0, or the lowest negative value.
     """
     from PIL import Image
 
-    deep = [picture for picture in pictures if picture.dtype != np.uint8]
-    black = min([0.0, *(float(picture.min()) for picture in deep)])
-    highest = int(max([0.0, *(float(picture.max()) for picture in deep)]) - black)
+    deep = [image for image in images if image.dtype != np.uint8]
+    black = min([0.0, *(float(image.min()) for image in deep)])
+    highest = int(max([0.0, *(float(image.max()) for image in deep)]) - black)
     white = black + 2 ** max(8, -(-highest.bit_length() // 2) * 2) - 1
-    longer = {max(picture.shape[:2]) for picture in pictures}
+    longer = {max(image.shape[:2]) for image in images}
     side = size or (longer.pop() if len(longer) == 1 else SIZE)
-    gray = all(picture.ndim == 2 for picture in pictures)
-    out = np.zeros((len(pictures), *(() if gray else (3,)), side, side), dtype=np.uint8)
-    for index in reversed(range(len(pictures))):
-        picture = pictures.pop()  # frees memory as the result fills
-        if picture.dtype != np.uint8:
-            share = (picture.astype(np.float64) - black) / (white - black)
-            picture = (255 * share).round().astype(np.uint8)
-        if max(picture.shape[:2]) != side:
-            picture = np.asarray(_scale(Image.fromarray(picture), side))
-        height, width = picture.shape[:2]
+    gray = all(image.ndim == 2 for image in images)
+    out = np.zeros((len(images), *(() if gray else (3,)), side, side), dtype=np.uint8)
+    for index in reversed(range(len(images))):
+        image = images.pop()  # frees memory as the result fills
+        if image.dtype != np.uint8:
+            share = (image.astype(np.float64) - black) / (white - black)
+            image = (255 * share).round().astype(np.uint8)
+        if max(image.shape[:2]) != side:
+            image = np.asarray(_scale(Image.fromarray(image), side))
+        height, width = image.shape[:2]
         top, left = (side - height) // 2, (side - width) // 2
-        # A gray picture among coloured ones is broadcast to three channels.
+        # A gray image among RGB images is broadcast to three channels.
         target = out[index, ..., top : top + height, left : left + width]
-        target[...] = picture if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
+        target[...] = image if image.ndim == 2 else np.moveaxis(image, 2, 0)
     return torch.from_numpy(out)

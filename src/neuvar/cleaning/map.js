@@ -1,6 +1,6 @@
 // The confusion map of classes.
 const FEW = 20, MANY = 150;
-let view = "pairs", picked = [];
+let view = "pairs", shownClasses = [];
 
 /** The classes of the most frequent pairs, at most FEW. */
 function mostConfused() {
@@ -22,7 +22,7 @@ function elements() {
   return data.transition.map(([i, j, share]) => [i, j, i === j ? 0 : Math.sqrt(share / most), (100 * share).toFixed(share < 0.1 ? 1 : 0)]);
 }
 
-function describe(row, column) {
+function describeCell(row, column) {
   if (view === "pairs") {
     const flagged = data.pairs.find(([i, j]) => i === row && j === column)?.[2] ?? 0;
     return [isolated(names[row]), " given, ", isolated(names[column]), ` suggested: ${count(flagged)} flagged`];
@@ -34,16 +34,16 @@ function describe(row, column) {
 }
 
 function drawMap() {
-  const dense = picked.length > FEW + 4, position = new Map(picked.map((k, i) => [k, i]));
-  const table = make("table", { role: "grid", class: dense ? "map dense" : picked.length > 12 ? "map small" : "map" });
-  const tall = !dense && picked.some((k) => names[k].length > 3);
+  const dense = shownClasses.length > FEW + 4, position = new Map(shownClasses.map((k, i) => [k, i]));
+  const table = make("table", { role: "grid", class: dense ? "map dense" : shownClasses.length > 12 ? "map small" : "map" });
+  const tall = !dense && shownClasses.some((k) => names[k].length > 3);
   const axes = view === "pairs" ? ["given", "suggested"] : ["true", "given"];
   table.classList.toggle("tall", tall);
   table.append(make("caption", {}, `${axes[0]} ↓ · ${axes[1]} →`));
-  const heads = picked.map((k) => make("th", { scope: "col" }, isolated(names[k])));
+  const heads = shownClasses.map((k) => make("th", { scope: "col" }, isolated(names[k])));
   table.append(make("thead", {}, make("tr", {}, make("td"), ...heads)));
-  const rows = picked.map((k) => {
-    const cells = picked.map((other) => make("td", { tabindex: "-1", "data-row": k, "data-column": other, ...(k === other ? { class: "same" } : {}) }));
+  const rows = shownClasses.map((k) => {
+    const cells = shownClasses.map((other) => make("td", { tabindex: "-1", "data-row": k, "data-column": other, ...(k === other ? { class: "same" } : {}) }));
     return make("tr", {}, make("th", { scope: "row" }, isolated(names[k])), ...cells);
   });
   for (const [i, j, heat, words] of elements()) {
@@ -59,10 +59,10 @@ function drawMap() {
   get("map").replaceChildren(table);
   const reading = view === "pairs"
     ? "Number of flagged labels for each given and suggested class. Click a cell to see its examples below."
-    : "Estimated probability, in percent, that an example of a true class has each given label. Click a cell to see its flagged examples below.";
+    : "Estimated probability, in percent, of each given label for each true class. Click a cell to see its flagged examples below.";
   const part = names.length > MANY ? ` The map shows the ${FEW} most confused of ${count(names.length)} classes.` : "";
   get("reading").textContent = reading + part;
-  mark();
+  markPair();
 }
 
 /** Given and suggested class of a cell. */
@@ -71,7 +71,7 @@ function pairOf(element) {
   return view === "pairs" ? [row, column] : [column, row];
 }
 
-function mark() {
+function markPair() {
   const given = get("given").value, suggested = get("suggested").value;
   const is = (pair) => String(pair[0]) === given && String(pair[1]) === suggested;
   for (const element of all('#map [aria-selected="true"]')) element.removeAttribute("aria-selected");
@@ -80,7 +80,7 @@ function mark() {
   for (const button of all("#pairs button")) button.setAttribute("aria-pressed", String(is(button.value.split(" "))));
 }
 
-function frequent() {
+function drawFrequentPairs() {
   const most = [...data.pairs].sort((a, b) => b[2] - a[2]).slice(0, 8);
   get("pairs").hidden = !most.length;
   get("pairs").querySelector("ol").append(...most.map(([i, j, flagged]) => {
@@ -88,7 +88,7 @@ function frequent() {
       make("span", { class: "turn" }, isolated(names[i], { class: "from" }), arrow(), isolated(names[j], { class: "to" })),
       make("span", { class: "times" }, count(flagged)));
     button.style.setProperty("--share", (flagged / most[0][2]).toFixed(3));
-    button.addEventListener("click", () => filterPair(i, j));
+    button.addEventListener("click", () => toggleFilter(i, j));
     return make("li", {}, button);
   }));
 }
@@ -98,7 +98,7 @@ function moveInMap(event) {
   if (!element) return;
   const row = element.parentElement.rowIndex, column = element.cellIndex, table = element.closest("table");
   const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [0, 0];
-  if (event.key === "Enter" || event.key === " ") filterPair(...pairOf(element));
+  if (event.key === "Enter" || event.key === " ") toggleFilter(...pairOf(element));
   else if (down || right) {
     const next = table.rows[row + down]?.cells[column + right];
     if (next?.dataset.row) { element.tabIndex = -1; next.tabIndex = 0; next.focus(); }
@@ -108,13 +108,13 @@ function moveInMap(event) {
 
 function startMap() {
   const extent = get("extent").querySelector("select"), views = all(".views button"), field = get("map");
-  picked = names.map((_, k) => k);
+  shownClasses = names.map((_, k) => k);
   if (names.length > FEW + 4) {
-    picked = mostConfused();
+    shownClasses = mostConfused();
     extent.append(make("option", { value: "few" }, `The ${FEW} most confused classes`), make("option", { value: "all" }, `All ${names.length} classes`));
     get("extent").hidden = names.length > MANY;
   }
-  extent.addEventListener("change", () => { picked = extent.value === "few" ? mostConfused() : names.map((_, k) => k); drawMap(); });
+  extent.addEventListener("change", () => { shownClasses = extent.value === "few" ? mostConfused() : names.map((_, k) => k); drawMap(); });
   for (const button of views) {
     button.addEventListener("click", () => {
       view = button.value;
@@ -125,12 +125,12 @@ function startMap() {
   }
   const showReadout = (event) => {
     const element = event.target.closest("[data-row]");
-    if (element) get("readout").replaceChildren(...describe(Number(element.dataset.row), Number(element.dataset.column)));
+    if (element) get("readout").replaceChildren(...describeCell(Number(element.dataset.row), Number(element.dataset.column)));
   };
   field.addEventListener("pointerover", showReadout);
   field.addEventListener("focusin", showReadout);
   field.addEventListener("keydown", moveInMap);
-  field.addEventListener("click", (event) => { const element = event.target.closest("[data-row]"); if (element) filterPair(...pairOf(element)); });
-  frequent();
+  field.addEventListener("click", (event) => { const element = event.target.closest("[data-row]"); if (element) toggleFilter(...pairOf(element)); });
+  drawFrequentPairs();
   drawMap();
 }

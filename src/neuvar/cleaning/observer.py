@@ -1,4 +1,4 @@
-"""Watch any training loop, and find the wrong labels of its data."""
+"""Find wrong labels with the predictions of any training loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from neuvar._atomic import replacing
 from neuvar._validate import integer
-from neuvar.cleaning.score import Array, LabelIssues, divide_rows, judge_checked
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.score import LabelIssues, judge_checked
 
 UNKNOWN = -1
 """Label of an example that was never seen."""
@@ -27,28 +28,28 @@ PROBLEMS = ("indices", "labels", "changed")
 
 
 class LabelObserver:
-    r"""Find wrong labels in a training of your own, with any loop, model and optimizer.
+    r"""Find wrong labels in your own training, with any loop, model and optimizer.
 
-    Call :meth:`update` with the logits of each training batch. The observer adds up the
-    probabilities of each example over training. :meth:`label_issues` judges the labels by their
+    Call :meth:`update` with the logits of each training batch. The observer averages the
+    probabilities of each example over the training. :meth:`label_issues` judges the labels by the
     mean, with the rule of :func:`~neuvar.find_label_issues`:
 
     .. math:: \bar p_i = \frac{1}{T_i} \sum_{t=1}^{T_i} \mathrm{softmax}(z_i^{(t)}).
 
-    An example that is seen several times in an epoch, with augmentation or drawn with replacement,
-    counts each time. Rows of logits with nan are skipped.
+    An example that is seen several times in an epoch counts each time. Rows of logits with nan are
+    skipped.
 
-    It needs examples × classes × 4 bytes of memory, and 8 bytes per example for the labels: 2.9 MB
-    for 60,000 examples of 10 classes, 5.1 GB for the 1.28 million of 1,000 classes of ImageNet.
+    Memory: examples × classes × 4 bytes, and 8 bytes per example for the labels. This is 2.9 MB for
+    60,000 examples of 10 classes, and 5.1 GB for ImageNet (1.28 million examples, 1,000 classes).
 
     Under DDP each process has an observer and updates it with its own batches. ``state_dict``,
-    ``save`` and ``label_issues`` add them up: call these on all ranks.
+    ``save`` and ``label_issues`` add up all observers: call them on all ranks.
 
     Args:
         examples: number of training examples; indices are from 0 to this number minus 1.
         classes: number of classes, the columns of the logits.
         names: name of each class; its index by default.
-        device: where to keep the sums; by default on the device of the first logits.
+        device: device of the sums; by default that of the first logits.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <...>
@@ -97,9 +98,9 @@ class LabelObserver:
     def update(self, indices: Any, logits: Tensor, labels: Any) -> None:
         """Add the probabilities of a batch. Call it in training, before or after the step.
 
-        On the CPU, wrong indices and labels raise an error at once. On other devices the error
-        comes from ``label_issues`` or ``state_dict``, because reading a value would make the
-        training wait for the device.
+        On the CPU, invalid indices and labels raise an error at once. On other devices
+        ``label_issues`` and ``state_dict`` raise it, so that the training does not wait for the
+        device.
 
         Args:
             indices: position of each example in the training data, shape (n,).
@@ -158,7 +159,7 @@ class LabelObserver:
                 )
         known = self._labels.numpy()
         if (known[indices] == labels).all():
-            return  # always so after the first epoch
+            return  # after the first epoch
         new = known[indices] == UNKNOWN
         known[indices[new]] = labels[new]
         changed = known[indices] != labels
@@ -172,8 +173,8 @@ class LabelObserver:
     def label_issues(self, labels: Any = None) -> LabelIssues:
         """Judge the labels by the mean probabilities, as ``find_label_issues`` does.
 
-        Examples that were never seen are not judged. They are listed in ``unseen`` of the result,
-        are not flagged, and their label is -1 unless ``labels`` are given.
+        Examples that were never seen are not judged and not flagged. The result lists them in
+        ``unseen``, and their label is -1 unless ``labels`` are given.
 
         Args:
             labels: labels of all examples, as class indices.
@@ -194,14 +195,14 @@ class LabelObserver:
         total = sums.sum(1)
         seen = np.flatnonzero(total.numpy() > 0)
         if not len(seen):
-            raise ValueError("the observer has seen no example; call update() in each step")
+            raise ValueError("the observer has seen no example; call update() with each batch")
         if len(seen) < len(labels):
             sums, total, labels = sums[seen], total[seen], labels[seen]
-        p = divide_rows(sums.numpy(), total.numpy())  # sums are a copy
+        p = sums.div_(total[:, None]).numpy()  # sums are a copy
         return judge_checked(p, labels, names=self.names, history=True), seen
 
     def _same_labels(self, own: Array, labels: Any) -> Array:
-        """The given labels, if those that were seen agree with them."""
+        """The given labels; refuses labels that differ from those seen in training."""
         y = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
         if y.shape != own.shape or y.dtype.kind not in "iu":
             raise ValueError(
@@ -211,8 +212,8 @@ class LabelObserver:
         if different.any():
             first = int(different.argmax())
             raise ValueError(
-                f"labels must be those of the training, {different.sum()} of {len(own)} are not: "
-                f"example {first} had {own[first]}, got {y[first]}"
+                f"labels must be those of the training, but {different.sum()} of {len(own)} are "
+                f"not: example {first} had {own[first]}, got {y[first]}"
             )
         return y.astype(np.int64)
 
@@ -237,16 +238,16 @@ class LabelObserver:
         indices, labels, changed = problems.tolist()
         if indices:
             raise ValueError(
-                f"indices must be from 0 to {self.examples - 1}, {indices} of them were not"
+                f"indices must be from 0 to {self.examples - 1}, but {indices} of them were not"
             )
         if labels:
             raise ValueError(
-                f"labels must be from 0 to {self.classes - 1}, {labels} of them were not"
+                f"labels must be from 0 to {self.classes - 1}, but {labels} of them were not"
             )
         if changed:
             raise ValueError(
-                f"labels must not change during training, {changed} of them did; is the same index "
-                "used for several examples?"
+                f"labels must not change during training, but {changed} of them did; is the same "
+                "index used for several examples?"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,23 +325,24 @@ class IndexedDataset(Dataset[Any]):
 
 def _expand(issues: LabelIssues, labels: Array, seen: Array) -> LabelIssues:
     """Issues of all examples, from those of the seen examples."""
-    n, classes = len(labels), len(issues.names)
-    p = np.full((n, classes), 1 / classes, dtype=issues.probabilities.dtype)
-    quality, flagged, suggested = np.full(n, 0.5), np.zeros(n, dtype=bool), labels.copy()
-    wrong, right = np.zeros(n), np.zeros(n)
-    p[seen], quality[seen], flagged[seen] = issues.probabilities, issues.quality, issues.flagged
-    wrong[seen], right[seen] = issues.error_probability, issues.suggestion_probability
+
+    def expand(values: Array, missing: Any) -> Array:
+        every = np.full((len(labels), *values.shape[1:]), missing, dtype=values.dtype)
+        every[seen] = values
+        return every
+
+    suggested = labels.copy()
     suggested[seen] = issues.suggested
     return replace(
         issues,
         labels=labels,
-        probabilities=p,
-        quality=quality,
-        flagged=flagged,
-        error_probability=wrong,
-        suggestion_probability=right,
+        probabilities=expand(issues.probabilities, 1 / len(issues.names)),
+        quality=expand(issues.quality, 0.5),
+        flagged=expand(issues.flagged, False),
+        error_probability=expand(issues.error_probability, 0),
+        suggestion_probability=expand(issues.suggestion_probability, 0),
         suggested=suggested,
-        unseen=np.setdiff1d(np.arange(n), seen),
+        unseen=np.setdiff1d(np.arange(len(labels)), seen),
     )
 
 
@@ -350,13 +352,13 @@ def is_distributed() -> bool:
 
 
 def _gather(sums: Tensor, labels: Tensor, problems: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over all ranks, and the labels that any rank knows."""
+    """Sums over all ranks, and the labels that at least one rank has seen."""
     device = torch.device("cuda") if dist.get_backend() == "nccl" else sums.device
     sums, labels, problems = (value.to(device, copy=True) for value in (sums, labels, problems))
     dist.all_reduce(sums)
     largest = labels.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    # Each rank compares its own labels, as one rank may have seen another label than the others.
+    # Ranks may have seen different labels of an example.
     problems[2] += ((labels != UNKNOWN) & (labels != largest)).sum()
     dist.all_reduce(problems)
     return sums, largest, problems

@@ -2,7 +2,7 @@
 const count = (number) => number.toLocaleString("en");
 const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
 
-/** An element with attributes and children; text never becomes markup. */
+/** An element with attributes and children; text is never parsed as HTML. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -14,8 +14,8 @@ const isolated = (text, attributes = {}) => make("bdi", { title: text, ...attrib
 
 let data, names, cards;
 const byIndex = new Map();
-const decisions = new Map(); // chosen label by index of the example
-const past = [];
+const decisions = new Map(); // index of an example → decided label
+const undoStack = [];
 
 function load() {
   data = JSON.parse(get("data").textContent);
@@ -26,7 +26,7 @@ function load() {
     given: c.given[i], suggested: c.suggested[i], quality: c.quality[i], wrong: c.wrong[i],
   }));
   for (const card of cards) byIndex.set(card.index, card);
-  recall();
+  loadDecisions();
 }
 
 document.addEventListener("DOMContentLoaded", () => {

@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from neuvar.cleaning.encoding import TEXT_WORDS
 from neuvar.cleaning.examples import has_channels_last
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.readers import Source
+from neuvar.cleaning.summary import Cleaning
 from neuvar.pages import head, printable
-
-if TYPE_CHECKING:
-    from neuvar.cleaning.readers import Source
-    from neuvar.cleaning.results import Cleaning
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
@@ -36,36 +34,36 @@ LEADS = {
     "": "These are the labels that the given probabilities disagree with. They can be wrong: "
     "review each label and decide.",
 }
-"""Introduction of the page, by the setting that tells where the probabilities come from."""
+"""First paragraph of the page, by the setting that names the source of the probabilities."""
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
-"""Of these, characters reserved for pictures."""
+"""The part of them that is reserved for pictures."""
 MIN_SHARE = 0.0005
 """Smaller elements of the transition matrix are left out."""
 MAX_ELEMENTS = 22_500
-"""With more elements than this, the smallest are left out."""
+"""Largest number of elements; the smallest ones are left out."""
 MAX_SIDE = 96
 """Largest side of a picture, in pixels."""
 MIN_SIDE = 12
-"""Pictures are not shrunk below this side to save space."""
+"""Pictures are not shrunk below this side, in pixels."""
 MAX_NUMBERS = 8
-"""More features than this are shown as bars."""
+"""Examples with more features are shown as bars."""
 MAX_BARS = 64
 MAX_CELLS = 12
-"""Columns of a table that are shown for an example."""
+"""Largest number of columns of a table that are shown for an example."""
 MAX_VALUE = 300
-"""Characters of a cell that are shown."""
+"""Longer cells are cut, in characters."""
 MAX_TEXT = 1000
-"""Characters of a text that are shown."""
+"""The same for columns of text."""
 PICTURE = 9_000
-"""With many examples, pictures may take this many characters each."""
+"""With many examples, each picture may take this many characters."""
 MAX_PICTURES = 16_000_000
-"""Upper limit of the characters of all pictures together."""
+"""Largest number of characters of all pictures together."""
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
-    """The page with ``top`` flagged examples. Text of the data is escaped; nothing is loaded."""
+    """The page with ``top`` flagged examples. It escapes all text of the data."""
     details = cleaning.details.items()
     n, rate = len(cleaning.issues), cleaning.issues.noise_rate
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -132,7 +130,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
             [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]
             for i, j in np.argwhere(shares >= least)
         ],
-        # Without these, the page cannot offer the labels of all examples as a download.
+        # Without these, the page has no download of all labels.
         "labels": labels if len(embed(labels)) <= MAX_DATA - MIN_PICTURES else None,
     }
     room = max(MAX_DATA - len(embed(data)), MIN_PICTURES, min(PICTURE * len(shown), MAX_PICTURES))
@@ -162,7 +160,7 @@ def _short(value: float) -> float:
 
 
 def _cells(source: Source, shown: Array) -> dict[str, Any]:
-    """The cells of a table with text."""
+    """The cells of a table that is not plain numbers."""
     texts = {k for k, cells in enumerate(source.cells) if is_text(cells)}
     unusual = np.stack([unusual_cells(cells)[shown] for cells in source.cells], 1)
 
@@ -180,13 +178,16 @@ def _cells(source: Source, shown: Array) -> dict[str, Any]:
 def _table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], unusual: Array, texts: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Column names and values of examples, which values are unusual, and which columns are text.
+    """Column names, values of examples, their unusual values, and the columns of text.
 
-    With more than ``MAX_CELLS`` columns, each example shows its texts, its unusual values, and then
-    columns from the left.
+    With more than ``MAX_CELLS`` columns, each example shows its texts and unusual values first,
+    then other columns from the left.
     """
     marked = [np.flatnonzero(mask).tolist() for mask in unusual]
-    some = [_some_columns(len(columns), [*texts, *marks]) for marks in marked]
+    some = [
+        sorted(list(dict.fromkeys([*texts, *marks, *range(len(columns))]))[:MAX_CELLS])
+        for marks in marked
+    ]
     return {
         "columns": [printable(name) for name in columns],
         "numbers": [[row[k] for k in which] for row, which in zip(rows, some, strict=True)],
@@ -196,13 +197,8 @@ def _table(
     }
 
 
-def _some_columns(count: int, first: Sequence[int]) -> list[int]:
-    """Indices of the columns that are shown: those in ``first``, then others from the left."""
-    return sorted(list(dict.fromkeys([*first, *range(count)]))[:MAX_CELLS])
-
-
 def is_text(cells: Sequence[str]) -> bool:
-    """Whether the cells of a column are sentences, by their words.
+    """Whether the cells of a column are sentences, by their mean number of words.
 
     >>> is_text(["a film to forget", ""]), is_text(["New York", "Rome"])
     (True, False)
@@ -212,7 +208,9 @@ def is_text(cells: Sequence[str]) -> bool:
 
 
 def unusual_cells(cells: Sequence[str]) -> Array:
-    """Mark numbers over 3 standard deviations from the mean, and values of under 1 row in 100.
+    """Mask of unusual cells: numbers more than 3 standard deviations from the mean, rare values.
+
+    A value is rare if fewer than 1 % of the rows have it.
 
     >>> unusual_cells(["red"] * 150 + ["pink"])[-2:].tolist()
     [False, True]
@@ -224,7 +222,7 @@ def unusual_cells(cells: Sequence[str]) -> Array:
         numbers = np.array([float(cell) if cell else np.nan for cell in cells])
     except ValueError:
         counts = Counter(known)
-        if len(counts) > len(known) / 5:  # text, in which every value is rare
+        if len(counts) > len(known) / 5:  # every value is rare, as in text
             return np.zeros(len(cells), dtype=bool)
         return np.array([bool(cell) and counts[cell] < len(cells) / 100 for cell in cells])
     if not known:
@@ -239,9 +237,9 @@ def is_images(inputs: Tensor) -> bool:
 
 
 def pictures(inputs: Tensor, shown: Array, *, room: int) -> list[str]:
-    """The shown images as data URIs of PNG files, shrunk until they fit into ``room`` characters.
+    """The shown images as data URIs of PNG files, shrunk to ``room`` characters in total.
 
-    Floats are scaled to the range of the shown ones.
+    Float images share one brightness range.
     """
     from PIL import Image
 
@@ -275,8 +273,8 @@ def _to_bytes(images: Array) -> Array:
 def bars(inputs: Tensor, shown: Array) -> list[list[int]]:
     """Features as at most 64 bars between -100 and 100.
 
-    A full bar is three standard deviations from the mean over all examples. Neighbouring features
-    share a bar if there are too many.
+    A full bar is three standard deviations from the mean over all examples. With more than 64
+    features, neighbouring ones are averaged.
     """
     features: Any = inputs.flatten(1).double().cpu().numpy()
     spread = features.std(0)

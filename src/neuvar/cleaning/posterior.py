@@ -1,14 +1,14 @@
 r"""Probability that a label is wrong, by Bayes' rule from the predicted probabilities.
 
-A label g of an example x comes from its true class k in one of two ways. Labels are flipped from
-class to class at fixed rates T[k, g]: then even the most confident predictions contradict labels.
-Or labels are wrong where the example itself is hard: then they follow the predictions. With q the
-belief in each true class and η the predicted distribution of the given label,
+An example x of true class k can get a given label g in two ways. Labels are flipped from class to
+class at fixed rates T[k, g]; then even the most confident predictions contradict some labels. Or
+the example is hard, and annotators err like the network; then labels follow the predictions. With
+the belief q in each true class and the predicted distribution η of the given label,
 
 .. math:: P(k \mid x, g) \propto q_k(x) \, (T_{kg} + ε \, η_g(x)).
 
-Everything is estimated from predictions and labels. The constants were set once, on the data named
-in docs/cleaning.md, and are the same for all data.
+T, ε and the powers of the probabilities are estimated from predictions and labels. The constants
+were set once, on the data named in docs/cleaning.md, and are the same for all data.
 """
 
 from __future__ import annotations
@@ -18,47 +18,48 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuvar.measures.estimate import normal_quantile, wilson
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = NDArray[Any]
 
 CHUNK, CHUNK_NUMBERS = 10_000, 250_000
 """Largest number of examples, and of probabilities, processed at once: copies stay small."""
 SMOOTHING = 0.01
-"""Share of uniform probabilities that is mixed in: no class is impossible."""
+"""Share of uniform probabilities that is mixed in, so that no class is impossible."""
 RANK_SMOOTHING = 1e-6
-"""The same for the ranking, where the order of very small probabilities matters."""
+"""The same for the ranking, where differences of very small probabilities matter."""
 CONFIDENT = 0.2
-"""Share of the predictions of each class, the most confident ones, from which T is counted."""
+"""T is counted from this share of the predictions of each class, the most confident ones."""
 SHARPNESS = 1.3
 """Exponent of the belief in the true class, relative to the predicted distribution of labels."""
 HISTORY_SHARPNESS = 3.0
-"""The same for a mean over training, which is flat because it includes early epochs."""
+"""The same for a mean over training, which is flatter because it includes early epochs."""
 HARD = 1.2
-"""ε, if confident predictions never contradict a label."""
+"""ε if confident predictions contradict no label."""
 PRIOR_COUNTS = tuple(4.0**k for k in range(9))
-"""Numbers of counts that the common rate of flips may stand for, in the estimate of T."""
+"""Candidates for the strength of the shrinkage of T, as a number of pseudo-counts."""
 TOLERANCE = 1.92
-"""The smallest number is taken whose log likelihood is at most this far below the largest."""
+"""The weakest shrinkage is chosen whose log-likelihood is within this distance of the best."""
 CLASS_WEIGHT = 0.35
-"""Weight of the mean confidence in the labels of a class."""
+"""Weight of the mean probability of the labels of a class."""
 FLIP_SHARE = 0.25
-"""Below this share of flips, the ranking moves to the square roots of the probabilities."""
+"""Below this share of flips, the ranking gradually uses square roots of the probabilities."""
 MISFIT = 0.05
-"""Smallest probability that a prediction misleads, however confident it is.
+"""Smallest probability that a prediction is wrong, however confident it is.
 
-It is higher for a weak network, which contradicts many labels with little confidence. A mean over
+It is larger for a weak network, which contradicts many labels with low confidence. A mean over
 training counts as weak only if it contradicts almost no label with high confidence.
 """
 SURE = 0.9
-"""Labels that are wrong with at least this probability give the lower end of the noise rate."""
+"""The lower end of the noise rate counts labels that are wrong with at least this probability."""
 GROUPS, GROUP_SIZE = 10, 100
-"""Most groups by confidence, in which contradicted labels are counted, and their smallest size."""
+"""Largest number, and smallest size, of groups of examples of similar confidence."""
 FLIPS_CONFIDENCE = 0.95
-"""Confidence level of the interval whose lower end is the smallest rate of flips."""
+"""Confidence level of the interval for the rate of flips."""
 SAMPLE, SAMPLE_NUMBERS = 10_000, 2_000_000
-"""Largest number of examples, and of probabilities, from which the temperature is estimated."""
+"""Largest number of examples, and of probabilities, from which the exponent is estimated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +68,15 @@ class NoiseModel:
 
     Attributes:
         transition: T, the rate of each given label (column) for each predicted class (row) among
-            the most confident predictions, shape (classes, classes).
+            the most confident predictions; shape (classes, classes).
         contradicted: share of labels that are not the predicted class.
-        flip_share: rate of contradicted labels among these, divided by that among all; at most 1.
-            It is near 1 if labels are flipped from class to class, and near 0 if labels are wrong
-            where examples are hard.
-        exponent: power of the probabilities with which they and T explain the labels best.
-        least_flips: lower end of the interval of the rate of contradicted labels among the most
+        flip_share: rate of contradicted labels among the most confident predictions, divided by
+            the rate among all; at most 1. It is near 1 if labels are flipped from class to class,
+            and near 0 if labels are wrong where examples are hard.
+        exponent: power of the probabilities that explains the labels best, together with T.
+        least_flips: lower end of the interval for the rate of contradicted labels among the most
             confident predictions.
-        clearest: indices of these contradicted labels.
+        clearest: indices of the labels that the most confident predictions contradict.
     """
 
     transition: Array
@@ -88,15 +89,15 @@ class NoiseModel:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What Bayes' rule says about each label.
+    """The result of Bayes' rule for each label.
 
     Attributes:
         wrong: probability that the label is wrong.
-        flagged: whether the label should be looked at: it is more likely wrong than right, before
-            the probability is lowered for a weak network.
-        other: most probable true class other than the given one.
-        other_probability: its probability, limited where it may be a mistake of the network.
-        quality: score to rank by, from 0 to 1; the lower, the more likely the label is wrong.
+        flagged: whether the label is more likely wrong than right. For a weak network, ``wrong`` is
+            lowered but ``flagged`` is not.
+        other: most probable class other than the given label.
+        other_probability: its probability, lowered where it may be a mistake of the network.
+        quality: score for the ranking, from 0 to 1; the lower, the more likely the label is wrong.
         certain: share of labels that are wrong even if the network errs on every unclear example; a
             lower bound of the noise rate.
     """
@@ -121,8 +122,7 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     n, classes = p.shape
     predicted = p.argmax(1)
     confident = _most_confident(predicted, p.max(1), classes)
-    pairs = predicted[confident] * classes + y[confident]
-    counts = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    counts = count_pairs(predicted[confident], y[confident], classes)
     contradicted = predicted != y
     rate = float(contradicted.mean())
     share = min(1.0, float(contradicted[confident].mean()) / rate) if rate else 0.0
@@ -135,6 +135,11 @@ def fit_noise_model(p: Array, y: Array) -> NoiseModel:
     return NoiseModel(transition, rate, share, exponent, least, confident[contradicted[confident]])
 
 
+def count_pairs(rows: Array, columns: Array, classes: int) -> Array:
+    """Matrix of the number of times that each pair of classes occurs."""
+    return np.bincount(rows * classes + columns, minlength=classes**2).reshape(classes, classes)
+
+
 def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
     """Indices of the most confident predictions of each class, at least one of each."""
     order = np.lexsort((-confidence, predicted))
@@ -145,10 +150,10 @@ def _most_confident(predicted: Array, confidence: Array, classes: int) -> Array:
 
 
 def _shrunk_rates(counts: Array) -> Array:
-    """Rates of each row, shrunk to one common rate of flips to any other class.
+    """Rates of each row, shrunk towards one common rate of flips to any other class.
 
-    With many classes, few counts say little about a pair of them. The strength of the shrinkage is
-    that with which all counts but one predict this one well (leave one out).
+    With many classes, a pair of them has few counts. The strength of the shrinkage is chosen by
+    leave-one-out likelihood.
     """
     classes = len(counts)
     counts = counts + 1 / classes  # each pair is possible
@@ -169,9 +174,9 @@ def _shrunk_rates(counts: Array) -> Array:
 
 
 def _fit_exponent(p: Array, y: Array, transition: Array) -> float:
-    """Power of the probabilities that makes the labels most likely, by golden section.
+    """Power of the probabilities that makes the labels most likely, by golden-section search.
 
-    Its logarithm has a standard normal prior, which matters for a handful of examples.
+    Its logarithm has a standard normal prior, which matters only for very few examples.
     """
     logs, flips = _smooth_log(p), transition.T[y]
 
@@ -218,7 +223,7 @@ def label_posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = Fa
         history: whether p is a mean over training on these labels.
     """
     n, classes = p.shape
-    power = float(np.sqrt(model.exponent))  # the likelihood favours exponents that are too extreme
+    power = float(np.sqrt(model.exponent))  # the most likely exponent is too extreme
     eps = HARD * (1 - model.flip_share)
     unexplained = 1 - min(1.0, model.flip_share / (FLIP_SHARE if history else 1.0))
     trust = 1 - MISFIT - unexplained * model.contradicted
@@ -255,9 +260,10 @@ def label_posterior(p: Array, y: Array, model: NoiseModel, *, history: bool = Fa
 def _limit_probability(probability: Array, p: Array, y: Array, model: NoiseModel) -> None:
     """Lower the probabilities of suggestions that may be mistakes of the network, in place.
 
-    Flips are as frequent at any confidence. Where more than twice as many labels are contradicted,
-    most contradictions may be mistakes. And no suggestion is more certain than the median of those
-    of the most confident predictions: single ones that seem to be are selected by chance.
+    Flips are equally frequent at any confidence. In a group of examples whose labels are
+    contradicted more than twice as often, most contradictions may be mistakes: halve the
+    probabilities. The median over the most confident contradictions is an upper limit, because
+    higher probabilities may be selected by chance.
     """
     contradicted = p.argmax(1) != y
     order = np.argsort(-p.max(1), kind="stable")
@@ -285,7 +291,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _typical_log_odds(own: Array, y: Array, classes: int) -> Array:
-    """Log odds of the mean probability that the labels of each class get."""
+    """Log odds of the mean probability of the labels of each class."""
     counts, sums = (np.bincount(y, weights, minlength=classes) for weights in (None, own))
     mean = (sums / np.maximum(counts, 1)).clip(0.01, 0.99)
     typical: Array = np.log(mean / (1 - mean))

@@ -14,35 +14,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuvar.cleaning.class_indices import NUMBERS, read_labels
 from neuvar.cleaning.encoding import read_features
-from neuvar.cleaning.examples import (
-    NUMBERS,
-    Examples,
-    read_examples,
-    read_inputs,
-    read_labels,
-)
+from neuvar.cleaning.examples import Examples, read_examples, read_inputs
 from neuvar.cleaning.image_folder import files_in, is_image, read_folder, read_images
 from neuvar.cleaning.observer import LabelObserver
-from neuvar.cleaning.score import Array
-from neuvar.cleaning.tables import check_column, first_line, read_header, read_numbers, read_texts
-from neuvar.labels.label_files import array_names, read_array
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.tables import check_column, read_header, read_numbers, read_texts
+from neuvar.labels.label_files import array_names, first_line, read_array
 
 INPUTS = ("images", "inputs", "x", "X", "data")
 LABELS = ("labels", "y", "targets")
 EMBEDDINGS = ("embeddings", "vectors", "features", *INPUTS)
 PROBABILITIES = ("probabilities", "pred_probs", "probs", "p")
-"""Names under which the arrays of an .npz file are looked for, in this order."""
+"""Default names of the arrays of an .npz file, in the order of preference."""
 LABEL = "label"
 LABEL_COLUMNS = (LABEL, "labels", "class", "target", "category", "y")
-"""Names of the column of labels unless --labels is given, in this order, in any case."""
+"""Default names of the column of labels, in the order of preference; case is ignored."""
 OBSERVED = "observed"
-"""Kind of a source that is only an observer's file, without inputs."""
+"""Kind of a source without inputs: only the file of a LabelObserver."""
 DATA_KINDS = "a folder of images, a .npz, a .csv or a .parquet file"
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?")
 _INT64_DIGITS = 18
-"""int64 holds every integer of at most this length."""
+"""int64 holds every integer with at most this many digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +49,15 @@ class Source:
     examples: Examples
     values: Array  # label of each class in its original form, numbers or text
     columns: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # columns or files that were not read, and why
-    cells: tuple[tuple[str, ...], ...] = ()  # text of each cell, by column, if not plain numbers
+    left_out: tuple[str, ...] = ()  # columns or files that were not read, with the reason
+    cells: tuple[tuple[str, ...], ...] = ()  # as in encoding.Features
     notes: tuple[str, ...] = ()  # what was guessed or encoded, for the user
-    label_column: tuple[Path, str] | None = None  # of a CSV file that holds the labels itself
-    from_text: tuple[bool, ...] = ()  # whether each feature is from a column of text, if any is
+    label_column: tuple[Path, str] | None = None  # the CSV file with the data, and its label column
+    from_text: tuple[bool, ...] = ()  # as in encoding.Features
 
     @property
     def id_column(self) -> str:
-        """What identifies an example: "file" or "index"."""
+        """Name of the column of ids: "file" or "index"."""
         return "file" if self.examples.files and self.kind != OBSERVED else "index"
 
     @property
@@ -72,9 +67,9 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """Digest of inputs, labels, class names and files."""
+        """Hash of inputs, labels, class names and files."""
         e = self.examples
-        # Encoded columns depend on rounding, their cells do not.
+        # Unlike the cells, encoded columns have rounding errors.
         inputs = np.zeros(0) if self.cells else e.inputs.cpu().contiguous().numpy()
         text = repr((inputs.shape, inputs.dtype.str, e.names, e.files, *self.cells))
         digest = hashlib.sha256(text.encode(errors="surrogatepass"))
@@ -127,7 +122,7 @@ def _read_folder(
         image_files = sorted(filter(is_image, every))
         if not image_files:
             raise ValueError(f"{path} has no image")
-        # Labels are text, as the names of folders are.
+        # Labels stay text, like folder names.
         texts = _labels_by_id(Path(labels), "file", image_files)
         images, bad = read_images(path, image_files, size, skipped), set(skipped or ())
         kept = [pair for pair in zip(image_files, texts, strict=True) if pair[0] not in bad]
@@ -135,16 +130,19 @@ def _read_folder(
         examples = Examples(images, indices, names, tuple(file for file, _ in kept))
     used, label_file = {*examples.files, *(skipped or ())}, labels and Path(labels)
     others = [file for file in every if file not in used and path / file != label_file]
-    left_out: tuple[str, ...] = ()
-    if skipped:
-        shown = ", ".join(skipped[:5]) + ", …" * (len(skipped) > 5)
-        left_out = (f"{len(skipped):,} unreadable image{'s' * (len(skipped) != 1)} ({shown})",)
-    if others:
-        suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
-        shown = ", ".join(suffixes[:5]) + ", …" * (len(suffixes) > 5)
-        left_out += (f"{len(others):,} other file{'s' * (len(others) != 1)} ({shown})",)
+    suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
+    left_out = (
+        *_count_files(len(skipped or ()), "unreadable image", skipped or ()),
+        *_count_files(len(others), "other file", suffixes),
+    )
     name = path.name or path.resolve().name or str(path)
     return Source(name, "folder", examples, np.array(examples.names), left_out=left_out)
+
+
+def _count_files(count: int, what: str, names: Sequence[str]) -> list[str]:
+    """A number of files with up to five names, or nothing for 0."""
+    shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)
+    return [f"{count:,} {what}{'s' * (count != 1)} ({shown})"] if count else []
 
 
 def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
@@ -162,7 +160,7 @@ def _read_npz(path: Path, inputs: str | None, labels: str | None) -> Source:
     else:
         y = _read_label_file(labels, allowed)
     array = _read_numpy(read_array, path, inputs)
-    if array.ndim == 2 and array.dtype.kind in "iu":  # features, as the integers of a table are
+    if array.ndim == 2 and array.dtype.kind in "iu":  # features, like the integers of a table
         array = array.astype(np.float32)
     examples = read_examples((array, y))
     return Source(path.name, "npz", examples, _class_values(y, examples.names))
@@ -177,7 +175,7 @@ def _read_numpy(read: Callable[..., Any], path: Path, *name: str) -> Any:
 
 
 def _first_known(known: Sequence[str], names: Sequence[str], problem: str, hint: str = "") -> str:
-    """The first of the known names that is among the names of an .npz file."""
+    """The first known name that an .npz file has."""
     for name in known:
         if name in names:
             return name
@@ -188,7 +186,7 @@ def _first_known(known: Sequence[str], names: Sequence[str], problem: str, hint:
 
 
 def _read_one_array(path: Path, known: Sequence[str], what: str) -> Array:
-    """The array of an .npy file; of an .npz file, its only array or the first of known names."""
+    """The array of an .npy file; the only array of an .npz file, or the first with a known name."""
     name: list[str] = []
     if path.suffix.lower() == ".npz":
         names = _read_numpy(array_names, path)
@@ -239,7 +237,7 @@ def _read_table(path: Path, labels: str | None, drop: Sequence[str]) -> Source:
 
 
 def _guess_labels(names: Sequence[str], row_numbers: Sequence[str], path: Path) -> str:
-    """The column of labels by its name, or the last one."""
+    """The column with a default name of labels, or the last column."""
     lower = {name.strip().lower(): name for name in reversed(names)}
     for word in LABEL_COLUMNS:
         if word in lower:
@@ -264,7 +262,7 @@ def _read_label_file(name: str, otherwise: str) -> Array:
 
 
 def _label_column(path: Path) -> str:
-    """The column of a CSV file called "label", or its only column other than ids."""
+    """The column "label" of a CSV file, or its only column other than ids."""
     names, row_numbers = read_header(path)
     others = [name for name in names if name not in ("file", "index", *row_numbers)]
     if LABEL not in names and len(others) == 1:
@@ -274,7 +272,7 @@ def _label_column(path: Path) -> str:
 
 
 def _labels_by_id(path: Path, id_column: str, ids: Sequence[str] | None = None) -> list[str]:
-    """Labels of a CSV file, in the order of the ids of the examples, by default 0, 1, 2 ..."""
+    """Labels of a CSV file, in the order of the ids of the examples (by default 0, 1, 2, ...)."""
     column = _label_column(path)
     rows = read_texts(path, [id_column, column])
     if ids is None:
@@ -294,7 +292,7 @@ def _labels_by_id(path: Path, id_column: str, ids: Sequence[str] | None = None) 
 
 
 def _plain_labels(labels: Any) -> Array:
-    """Labels of shape (n,) that keep their type; only booleans become 0 and 1."""
+    """Labels with shape (n,) and their own type; booleans become 0 and 1."""
     y = np.asarray(labels)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -302,7 +300,7 @@ def _plain_labels(labels: Any) -> Array:
 
 
 def _parse_labels(texts: Sequence[str]) -> Array:
-    """Labels of a CSV file, which has no types: numbers if all of them look like numbers.
+    """Labels of a CSV file, as numbers if all of them look like numbers.
 
     >>> _parse_labels(["9", "10"]), _parse_labels(["9.0", "10.0"]), _parse_labels(["9", "010"])
     (array([ 9, 10]), array([ 9., 10.]), array(['9', '010'], dtype='<U3'))
@@ -320,7 +318,7 @@ def _class_values(labels: Array, names: Sequence[str]) -> Array:
 
 
 def read_observed(path: Path) -> Source:
-    """The labels that an observer has seen, without inputs; ``files`` are their indices."""
+    """The labels that an observer has seen, without inputs; ``files`` has their indices."""
     if not path.is_file():
         raise ValueError(f"--observed must be a file of LabelObserver.save(), there is no {path}")
     observer = LabelObserver.load(path)
@@ -332,10 +330,9 @@ def read_observed(path: Path) -> Source:
 
 
 def with_classes(source: Source, classes: int, option: str = "--probabilities") -> Source:
-    """The same data, for probabilities of this many classes.
+    """The same data with this number of classes, that of the predicted probabilities.
 
-    Labels that are numbers may leave out classes. For text, the names of missing classes would be
-    unknown.
+    Numeric labels need not contain all classes. For text, the names of missing classes are unknown.
     """
     e, values = source.examples, source.values
     if len(e.names) == classes:
@@ -365,10 +362,10 @@ def read_embeddings(path: Path, count: int) -> Tensor:
 
 
 def read_probabilities(path: Path, names: Sequence[str]) -> Array:
-    """Probabilities of each class, from a .npy, .npz or .csv file.
+    """Predicted probabilities from a .npy, .npz or .csv file.
 
-    The columns are in the order of the classes. A CSV file whose columns are the names of the
-    classes may have them in any order.
+    The columns are in the order of the classes, or in any order in a CSV file whose columns are the
+    names of the classes.
     """
     if not path.is_file() or path.suffix.lower() not in (".npy", ".npz", ".csv"):
         raise ValueError(f"--probabilities must be a .npy, .npz or .csv file, got {str(path)!r}")

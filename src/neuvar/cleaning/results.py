@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import platform
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +17,18 @@ from neuvar._atomic import write_files, write_folder
 from neuvar.cleaning.duplicates import Duplicates
 from neuvar.cleaning.export import cleanlab_table, label_studio_files
 from neuvar.cleaning.page import is_images, render_page
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import Source, with_classes
-from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, Transition
-from neuvar.cleaning.tables import escape_cell, read_texts, replace_column
-from neuvar.pages import escape_markdown, printable
+from neuvar.cleaning.summary import (
+    MADE_BY,
+    Cleaning,
+    issue_rows,
+    json_summary,
+    markdown_summary,
+)
+from neuvar.cleaning.tables import csv_bytes, read_texts, replace_column
+from neuvar.pages import printable
 
-MADE_BY = "neuvar clean"
 FILES = frozenset(
     (
         *("cleaned.csv", "duplicates.csv", "index.html", "issues.csv", "labels.csv"),
@@ -34,76 +36,17 @@ FILES = frozenset(
         *("cleanlab.csv", "label_studio.json", "label_studio.xml"),
     )
 )
-"""Files that may be replaced; a folder with any other file is left alone."""
-MAX_MARKDOWN_CLASSES = 12
-"""With more classes, summary.md has no transition matrix."""
-MAX_JSON_CLASSES = 50
-"""With more classes, summary.json has only the elements of the matrix that are not 0."""
-TOP_ROWS = 10
+"""Files of a results folder. A folder with any other file is not overwritten."""
 LOCAL_FILES = "/data/local-files/?d="
-"""Address of local files in Label Studio; their path below its document root follows."""
+"""URL prefix of local files in Label Studio, before their path below its document root."""
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 
 
-@dataclass(frozen=True, eq=False)
-class Cleaning:
-    """The results of one ``neuvar clean`` command."""
-
-    source: Source
-    issues: LabelIssues
-    settings: dict[str, Any]  # training options, by name
-    command: str
-    data_arguments: tuple[str, ...]  # the part of the command that names data and labels
-    seconds: float
-    replace_at: float = REPLACE_AT  # probability from which a suggestion replaces a label
-    exports: tuple[str, ...] = ()  # "cleanlab", "labelstudio"
-    duplicates: Duplicates | None = None
-
-    @property
-    def labels(self) -> Array:
-        """The cleaned labels, class indices."""
-        return np.where(self.replaced, self.issues.suggested, self.issues.labels)
-
-    @property
-    def replaced(self) -> Array:
-        """Labels that are replaced without a decision, bool."""
-        return self.issues.sure(self.replace_at)
-
-    @property
-    def flagged(self) -> int:
-        """Number of flagged labels."""
-        return int(self.issues.flagged.sum())
-
-    @property
-    def details(self) -> dict[str, str]:
-        """Settings and duration, as printable text."""
-        values = self.settings | {"seconds": f"{self.seconds:.1f}"}
-        return {key.replace("_", " "): printable(str(value)) for key, value in values.items()}
-
-    def __str__(self) -> str:
-        n, flagged = len(self.issues), self.flagged
-        return (
-            f"{flagged:,} of {n:,} {'label is' if flagged == 1 else 'labels are'} flagged "
-            f"({100 * flagged / n:.1f} %); about {self.issues.noise_rate} of all labels are wrong."
-            f"{self._replaced_sentence()}"
-        )
-
-    def _replaced_sentence(self) -> str:
-        if not self.flagged:
-            return ""
-        count = int(self.replaced.sum())
-        sure = f"with a probability of at least {self.replace_at:g}"
-        if not count:
-            return f" No label is replaced: no suggestion is right {sure}."
-        labels = "1 label is" if count == 1 else f"{count:,} labels are"
-        return f" {labels} replaced: the suggestion is right {sure}."
-
-
 def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool = False) -> None:
-    """Write the results folder, completely or not at all; the page shows ``top`` examples."""
+    """Write the results folder, completely or not at all. The page shows ``top`` examples."""
     contents = {
-        "issues.csv": _csv(_ranked_rows(cleaning)),
+        "issues.csv": csv_bytes(_ranked_rows(cleaning)),
         **_label_files(cleaning.source, cleaning.labels),
         "summary.json": _json(json_summary(cleaning)),
         "summary.md": _encode(markdown_summary(cleaning)),
@@ -111,7 +54,9 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
         **_exported(cleaning),
     }
     if cleaning.duplicates is not None:
-        contents["duplicates.csv"] = _csv(_duplicate_rows(cleaning.source, cleaning.duplicates))
+        contents["duplicates.csv"] = csv_bytes(
+            _duplicate_rows(cleaning.source, cleaning.duplicates)
+        )
     check_folder(out, overwrite=overwrite)
     write_folder(out, contents)
 
@@ -121,12 +66,12 @@ def check_exports(source: Source, exports: Sequence[str]) -> None:
     if "labelstudio" in exports and source.kind != "folder" and is_images(source.examples.inputs):
         raise ValueError(
             "--export labelstudio needs a folder of images or a table: Label Studio shows images "
-            f"by their address, those of {source.name} have none"
+            f"by URL, and those of {source.name} have none"
         )
 
 
 def _exported(cleaning: Cleaning) -> dict[str, bytes]:
-    """Files for other programs."""
+    """Content of the files for other programs."""
     source, issues, files = cleaning.source, cleaning.issues, {}
     if "cleanlab" in cleaning.exports:
         files["cleanlab.csv"] = cleanlab_table(issues)
@@ -139,7 +84,7 @@ def _exported(cleaning: Cleaning) -> dict[str, bytes]:
 
 
 def _label_studio_data(source: Source) -> tuple[str, Callable[[int], str | dict[str, str]]]:
-    """How Label Studio shows an example: a file that it serves, a text or a table."""
+    """Kind of an example in Label Studio, and a function that returns its data by index."""
     if source.kind == "folder":
         return "image", lambda i: LOCAL_FILES + quote(_encode(f"{source.name}/{source.ids[i]}"))
     if len(source.cells) == 1:
@@ -154,20 +99,12 @@ def _label_studio_data(source: Source) -> tuple[str, Callable[[int], str | dict[
     return "table", table
 
 
-def _issue_rows(cleaning: Cleaning, examples: Array, *, digits: int) -> Iterable[Sequence[str]]:
-    """Id, given label, suggested label and quality of some examples."""
-    ids, issues = cleaning.source.ids, cleaning.issues
-    for i in examples:
-        given, suggested = issues.names[issues.labels[i]], issues.names[issues.suggested[i]]
-        yield ids[i], given, suggested, f"{issues.quality[i]:.{digits}g}"
-
-
 def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
     """Rows of issues.csv: all examples, lowest label quality first."""
     issues, replaced = cleaning.issues, cleaning.replaced
     columns = ("given", "suggested", "quality", "error_probability", "flagged", "replaced")
     yield cleaning.source.id_column, *columns
-    rows = _issue_rows(cleaning, issues.ranked, digits=6)
+    rows = issue_rows(cleaning, issues.ranked, digits=6)
     for i, row in zip(issues.ranked, rows, strict=True):
         flags = ("true" if mask[i] else "false" for mask in (issues.flagged, replaced))
         yield *row, f"{issues.error_probability[i]:.6g}", *flags
@@ -193,7 +130,7 @@ def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
 
 
 def _label_files(source: Source, labels: Array) -> dict[str, bytes]:
-    files = {"labels.csv": _csv(label_rows(source, labels))}
+    files = {"labels.csv": csv_bytes(label_rows(source, labels))}
     if source.kind == "npz":
         file = io.BytesIO()
         np.save(file, source.values[labels], allow_pickle=False)
@@ -205,25 +142,19 @@ def _label_files(source: Source, labels: Array) -> dict[str, bytes]:
     return files
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(escape_cell, row) for row in rows)
-    return _encode(text.getvalue())
-
-
 def _json(value: Any) -> bytes:
-    """JSON with each row of numbers on one line."""
+    """Indented JSON with each row of numbers on one line."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     return _encode(_ROW_OF_NUMBERS.sub(lambda row: " ".join(row[0].split()), text))
 
 
 def _encode(text: str) -> bytes:
-    # File names need not be valid text; their bytes are written back unchanged.
+    # File names need not be valid UTF-8; surrogateescape keeps their bytes.
     return text.encode(errors="surrogateescape")
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that must not be replaced or cannot be created."""
+    """Refuse a results folder that must not be replaced or cannot be created."""
     target = out.resolve()
     if target.is_mount():
         raise ValueError(f"--out must not be a mount point, got {target}")
@@ -265,7 +196,7 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
-    """Write the given labels with the decisions made on the page, and return the decisions."""
+    """Apply decisions from the page to the given labels, write them, and return the decisions."""
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
@@ -296,8 +227,8 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
         index = index_of.get(row[column])
         if index is None or row["given"] != names[source.examples.labels[index]]:
             raise ValueError(
-                f"{path} must be about {source.name}, which has no {column} {row[column]!r} with "
-                f"the label {row['given']!r}"
+                f"{path} must have decisions for {source.name}, which has no {column} "
+                f"{row[column]!r} with the label {row['given']!r}"
             )
         if row["label"] not in class_of:
             raise ValueError(
@@ -305,126 +236,6 @@ def read_decisions(path: Path, source: Source) -> dict[int, int]:
                 f"got {row['label']!r}"
             )
         if index in decided:
-            raise ValueError(f"{path} must decide on {column} {row[column]!r} once, not twice")
+            raise ValueError(f"{path} must have {column} {row[column]!r} once, not twice")
         decided[index] = class_of[row["label"]]
     return decided
-
-
-def frequent_pairs(issues: LabelIssues, count: int = TOP_ROWS) -> list[tuple[str, str, int]]:
-    """Given label, suggested label and number of flagged examples, most frequent first."""
-    pairs = issues.pairs
-    order = np.argsort(-pairs, axis=None, kind="stable")[:count]
-    indices = [divmod(int(k), len(pairs)) for k in order]
-    return [(issues.names[i], issues.names[j], int(pairs[i, j])) for i, j in indices if pairs[i, j]]
-
-
-def _versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute the result."""
-    packages = {name: version(name) for name in ("neuvar", "torch", "numpy")}
-    return {"python": platform.python_version()} | packages
-
-
-def json_summary(cleaning: Cleaning) -> dict[str, Any]:
-    """The content of summary.json."""
-    source, issues = cleaning.source, cleaning.issues
-    return {
-        "made_by": MADE_BY,
-        "data": {"name": source.name, "kind": source.kind, "sha256": source.sha256},
-        "classes": list(issues.names),
-        "n": len(issues),
-        "flagged": cleaning.flagged,
-        "replaced": int(cleaning.replaced.sum()),
-        "replace_at": cleaning.replace_at,
-        "noise_rate": asdict(issues.noise_rate),
-        "transition": _transition(issues.transition) | {"confidence": issues.transition.confidence},
-        "settings": cleaning.settings,
-        "seed": cleaning.settings.get("seed"),
-        "command": cleaning.command,
-        "versions": _versions(),
-        "seconds": round(cleaning.seconds, 3),
-    }
-
-
-def _transition(t: Transition) -> dict[str, Any]:
-    if len(t.matrix) <= MAX_JSON_CLASSES:
-        return {
-            "meaning": "probability of each given label (column) for each true class (row)",
-            "matrix": _rows(t.matrix),
-            "low": _rows(t.low),
-            "high": _rows(t.high),
-        }
-    true, given = np.nonzero(np.nan_to_num(t.matrix))
-    rows = _rows(np.stack([x[true, given] for x in (t.matrix, t.low, t.high)], 1))
-    return {
-        "meaning": "index of the true class, index of the given label, probability of this label "
-        "for this class, lower and upper end of its interval; elements that are 0 are left out",
-        "elements": [[int(i), int(j), *row] for i, j, row in zip(true, given, rows, strict=True)],
-    }
-
-
-def _rows(matrix: Array) -> list[list[float | None]]:
-    """Numbers to six digits; None for nan."""
-    return [
-        [float(f"{value:.6g}") if np.isfinite(value) else None for value in row]
-        for row in matrix.tolist()
-    ]
-
-
-def markdown_summary(cleaning: Cleaning) -> str:
-    """The content of summary.md."""
-    source, issues = cleaning.source, cleaning.issues
-    parts = [
-        f"# Labels of {escape_markdown(source.name)}",
-        f"{cleaning} The {100 * issues.noise_rate.confidence:.3g} % interval of the noise rate "
-        "also covers unclear examples. Those of the transition matrix cover sampling error only.",
-        "`issues.csv` lists all examples, lowest label quality first. `labels.csv` has all labels "
-        "in the order of the data, with sure suggestions in place of wrong labels. `index.html` "
-        "shows the worst examples, to accept or reject each suggestion.",
-    ]
-    if cleaning.flagged:
-        pairs = [(a, b, f"{count:,}") for a, b, count in frequent_pairs(issues)]
-        parts += ["## Most frequent pairs", _table(("given", "suggested", "flagged"), pairs)]
-    parts += ["## Classes", _class_table(issues)]
-    if cleaning.flagged:
-        worst = _issue_rows(cleaning, issues.worst[:TOP_ROWS], digits=3)
-        head = (source.id_column, "given", "suggested", "quality")
-        parts += ["## Lowest label quality", _table(head, worst, text=3)]
-    if len(issues.names) <= MAX_MARKDOWN_CLASSES:
-        parts += [
-            "## Noise transition matrix",
-            "Estimated probability of each given label (column) for each true class (row), in "
-            "percent, with its interval.",
-            _transition_table(issues),
-        ]
-    details = [*cleaning.details.items(), *_versions().items()]
-    command = printable(cleaning.command).replace("\n", "�")
-    parts += ["## Settings and versions", _table(("name", "value"), details, text=2)]
-    return "\n\n".join([*parts, f"```sh\n{command}\n```"]) + "\n"
-
-
-def _class_table(issues: LabelIssues) -> str:
-    given = np.bincount(issues.labels, minlength=len(issues.names))
-    wrong, gained = issues.pairs.sum(1), issues.pairs.sum(0)
-    rows = []
-    for i, name in enumerate(issues.names):
-        share = f"{100 * wrong[i] / given[i]:.1f} %" if given[i] else "–"
-        after = given[i] - wrong[i] + gained[i]
-        rows.append((name, f"{given[i]:,}", f"{wrong[i]:,}", share, f"{after:,}"))
-    return _table(("class", "given", "flagged", "share", "with all suggestions"), rows, text=1)
-
-
-def _transition_table(issues: LabelIssues) -> str:
-    t = issues.transition
-    rows = []
-    for i, name in enumerate(issues.names):
-        ends = zip(100 * t.matrix[i], 100 * t.low[i], 100 * t.high[i], strict=True)
-        cells = [f"{p:.1f} ({a:.1f} – {b:.1f})" if np.isfinite(p) else "–" for p, a, b in ends]
-        rows.append([name, *cells])
-    return _table(["true", *issues.names], rows, text=1)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 2) -> str:
-    """A Markdown table whose first columns are text, and the others numbers."""
-    sides = ["---" if i < text else "---:" for i in range(len(head))]
-    lines = [map(escape_markdown, head), sides, *(map(escape_markdown, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.posterior import chunks, fit_noise_model, label_posterior
+from neuvar.cleaning.posterior import Array, chunks, count_pairs, fit_noise_model, label_posterior
+from neuvar.labels.noisy_labels import checked_labels
 from neuvar.measures.estimate import normal_quantile, wilson
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SUM_TOLERANCE = 1e-3
 REPLACE_AT = 0.9
-"""Suggestions with at least this probability replace the given label without a decision."""
+"""Suggestions with at least this probability replace the given label."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class NoiseRate:
         value: the estimate.
         low: lower end of its confidence interval.
         high: upper end.
-        confidence: confidence level of the interval for the sampling error of the examples. The
-            interval also covers unclear examples: for low, each of them is a mistake of the
-            network; for high, each of them has a wrong label.
+        confidence: confidence level of the interval, for the sampling error of the examples. The
+            interval also covers unclear examples: low counts them as mistakes of the network, high
+            as wrong labels.
     """
 
     value: float
@@ -69,18 +68,17 @@ class LabelIssues:
         quality: label quality from 0 to 1; the lower, the more likely the label is wrong.
         suggested: index of the most probable other class, int64; the given label if no class has a
             higher predicted probability.
-        flagged: whether the label should be looked at, bool; flags balance precision and recall.
-        error_probability: probability that the label is wrong; of a flagged label, that the flag
-            is right.
+        flagged: whether to review the label, bool; flags balance precision and recall.
+        error_probability: probability that the label is wrong.
         suggestion_probability: probability that the most probable other class is the true one.
         noise_rate: estimated fraction of wrong labels.
         transition: estimated noise transition matrix.
         names: name of each class.
         values: label of each class in its original form: a number, text or another object.
-        files: for images from a folder, the path of each within it; otherwise empty.
+        files: path of each image within its folder; empty for other data.
         b: noise scale at the end of training; None without noise.
         unseen: indices of examples that a :class:`~neuvar.LabelObserver` never saw. They are not
-            judged; their label is -1 if it is not known.
+            judged. Their label is -1 if it is unknown.
     """
 
     labels: Array
@@ -116,8 +114,8 @@ class LabelIssues:
     def uncertainty(self) -> Array:
         """Entropy of the predicted probabilities, divided by its maximum: from 0 to 1.
 
-        High for examples that belong to no class, or to several. It ranks them, ``np.argsort(
-        -issues.uncertainty)``; no threshold separates them from examples that are merely hard.
+        High for examples of no class or of several classes. Rank them by
+        ``np.argsort(-issues.uncertainty)``; no threshold separates them from hard examples.
         """
         entropy = np.empty(len(self))
         for part in chunks(self.probabilities):
@@ -126,13 +124,13 @@ class LabelIssues:
         return entropy / math.log(len(self.names))
 
     def sure(self, precision: float = REPLACE_AT) -> Array:
-        """Which flagged labels have a suggestion that is right with at least this probability."""
+        """Mask of the flagged labels whose suggestion is right with at least this probability."""
         chosen: Array = self.flagged & (self.suggestion_probability >= precision)
         return chosen
 
     @property
     def cleaned(self) -> Array:
-        """Labels in their original form; those that are ``sure()`` to be wrong are replaced."""
+        """Labels in their original form, with the suggestions that are ``sure()``."""
         if (self.labels < 0).any():
             raise ValueError(
                 f"{(self.labels < 0).sum()} of {len(self)} labels are not known: their examples "
@@ -145,7 +143,7 @@ class LabelIssues:
     def pairs(self) -> Array:
         """Number of flagged examples for each given (row) and suggested (column) class."""
         flagged = self.flagged
-        return _count_pairs(self.labels[flagged], self.suggested[flagged], len(self.names))
+        return count_pairs(self.labels[flagged], self.suggested[flagged], len(self.names))
 
     def __str__(self) -> str:
         return (
@@ -169,26 +167,30 @@ def judge_labels(
 
     .. math:: P(k \mid x, g) \propto q_k(x) \, (T_{kg} + ε \, η_g(x)),
 
-    with the belief q in each class and the predicted distribution η of labels, both powers of the
-    probabilities. T is counted where predictions are most confident: contradicted labels there are
-    flips from class to class. ε is large if there are few of them: then labels are wrong where
-    examples are hard. Predictions may mislead, so the probability that a label is wrong is
-    multiplied by 0.95. A label is flagged if the result is above 0.5, and the probabilities prefer
-    another class. For ``error_probability`` the factor is lower if the network is weak: it is
-    reduced by the share of labels that predictions contradict with little confidence.
-    ``suggestion_probability`` is limited further, because suggestions replace labels: it is halved
-    where predictions of similar confidence contradict labels more than twice as often as the most
-    confident ones (lower end of the interval), and is at most the median of the suggestions there.
+    with the belief q in each class and the predicted distribution η of the given label. Both are
+    powers of the probabilities. T is counted from the most confident predictions: labels that they
+    contradict are flips from class to class. If there are few of them, labels are wrong where
+    examples are hard, and ε is large.
 
-    The noise rate is the fraction of flagged labels, and the transition matrix counts the given
-    labels after replacing flagged ones. Its intervals are Wilson's: they cover sampling error only.
+    - ``error_probability``: multiplied by 0.95, because predictions may be wrong. The factor is
+      smaller for a weak network: it is reduced by the share of labels that predictions contradict
+      with low confidence.
+    - ``flagged``: the probability, times 0.95, is above 0.5, and the probabilities prefer another
+      class.
+    - ``suggestion_probability``: lowered further, because suggestions replace labels. It is halved
+      where predictions of similar confidence contradict labels more than twice as often as the most
+      confident ones (lower end of the interval). It is at most the median of the suggestions of
+      the most confident predictions.
+    - ``noise_rate``: the fraction of flagged labels.
+    - ``transition``: counts the given labels of each class after flagged labels are replaced. Its
+      intervals are Wilson's and cover sampling error only.
 
     Args:
         probabilities: shape (n, classes), from a network that has not memorized the labels.
         labels: n class indices from 0.
         names: name of each class; its index by default.
-        history: whether the probabilities are means over a training on these labels, as from a
-            :class:`~neuvar.LabelObserver`. Others are held out, as from cross-validation.
+        history: True for probabilities averaged over a training on these labels, as by a
+            :class:`~neuvar.LabelObserver`; False for held-out ones, as from cross-validation.
         confidence: confidence level of the intervals.
 
     >>> issues = judge_labels([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 0, 0])
@@ -207,7 +209,7 @@ def judge_checked(
     history: bool,
     confidence: float = 0.95,
 ) -> LabelIssues:
-    """:func:`judge_labels` for valid probabilities; the result shares their memory."""
+    """:func:`judge_labels` for checked probabilities; the result shares their memory."""
     n, classes = p.shape
     y = _check_labels(labels, n, classes)
     names = [str(k) for k in range(classes)] if names is None else names
@@ -237,12 +239,8 @@ def judge_checked(
     )
 
 
-def _count_pairs(rows: Array, columns: Array, classes: int) -> Array:
-    return np.bincount(rows * classes + columns, minlength=classes**2).reshape(classes, classes)
-
-
 def _transition(true: Array, given: Array, classes: int, z: float, confidence: float) -> Transition:
-    counts = _count_pairs(true, given, classes)
+    counts = count_pairs(true, given, classes)
     totals = counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):  # classes without examples become nan
         matrix = counts / totals
@@ -250,7 +248,10 @@ def _transition(true: Array, given: Array, classes: int, z: float, confidence: f
 
 
 def compare_with_chance(p: Array, labels: Array) -> tuple[float, float, float]:
-    """Mean probability of the labels, of shuffled labels, and the gain in standard errors."""
+    """Mean probability of the labels, the same for shuffled labels, and their difference.
+
+    The difference is in standard errors.
+    """
     n = len(labels)
     own = p[np.arange(n), labels].astype(np.float64)
     shares = np.bincount(labels, minlength=p.shape[1]) / n
@@ -262,7 +263,7 @@ def compare_with_chance(p: Array, labels: Array) -> tuple[float, float, float]:
 
 
 def check_probabilities(value: Any) -> Array:
-    """Probabilities with rows normalized to 1; float32 is kept, other types become float64."""
+    """A copy of the probabilities with rows that sum to 1, in float32 or else float64."""
     p: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if p.ndim != 2 or p.shape[1] < 2 or not len(p) or p.dtype.kind not in "fiub":
         raise ValueError(
@@ -280,32 +281,17 @@ def check_probabilities(value: Any) -> Array:
         raise ValueError(
             f"each row of probabilities must sum to 1, row {worst} sums to {totals[worst]:.6g}"
         )
-    return divide_rows(p, totals)
-
-
-def divide_rows(p: Array, totals: Array) -> Array:
-    """Divide each row of an array by its total, in place."""
-    for part in chunks(p):
-        p[part] /= totals[part, None]
+    p /= totals[:, None]
     return p
 
 
 def _check_labels(value: Any, n: int, classes: int) -> Array:
     y: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if y.ndim != 1 or not len(y):
-        raise ValueError(f"labels must be a list of class indices, got shape {y.shape}")
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.round(y)).all():
         y = y.astype(np.int64)
-    if y.dtype.kind not in "iu":
-        raise ValueError(f"labels must be integers, got type {y.dtype}")
-    if len(y) != n:
+    labels = checked_labels("labels", y, classes).numpy()
+    if len(labels) != n:
         raise ValueError(
-            f"probabilities and labels must have the same length, got {n} and {len(y)}"
+            f"probabilities and labels must have the same length, got {n} and {len(labels)}"
         )
-    if y.min() < 0:
-        raise ValueError(f"labels must not be negative, got {y.min()}")
-    if y.max() >= classes:
-        raise ValueError(
-            f"labels must be below {classes}, the number of columns of probabilities, got {y.max()}"
-        )
-    return y.astype(np.int64)
+    return labels

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from neuvar._validate import integer
 from neuvar._validate import seed as check_seed
-from neuvar.cleaning.examples import Examples, label_array, read_labels
-from neuvar.cleaning.find import check_scores, network_for, prepare, train_once
-from neuvar.cleaning.score import Array, judge_labels
+from neuvar.cleaning.class_indices import label_array, read_labels
+from neuvar.cleaning.examples import Examples
+from neuvar.cleaning.posterior import Array
+from neuvar.cleaning.score import judge_labels
+from neuvar.cleaning.training import check_logits, network_for, prepare, train_once
 from neuvar.prediction import predict
 
 try:
@@ -42,15 +44,14 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     The network is trained once, as by :func:`neuvar.find_label_issues` with the same b. Features
     are standardized; X must be two-dimensional, so flatten images first. cleanlab can use the
     results: ``label_issues_.labels`` and ``.probabilities`` are its ``labels`` and ``pred_probs``,
-    and
-    ``label_quality_`` ranks labels as its label quality scores do.
+    and ``label_quality_`` has the order of its label quality scores.
 
     Args:
         model: None for a fully connected network; or a function ``model(features, classes, seed)``
-            that makes a network; or a network with one score for each class, which is copied.
+            that makes a network; or a network with one logit per class, which is copied.
         b: noise scale, or "auto"; or None for SAM instead of noise, which ranks labels better.
         epochs: passes over the data; half as many with SAM.
-        batch_size: examples in a batch.
+        batch_size: examples per batch.
         lr: initial learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
@@ -68,11 +69,11 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         feature_names_in_: their names, if X had any.
         scaler_: the fitted StandardScaler.
         model_: the trained network, at clean weights, on the CPU.
-        noisy_parameters_: names of its parameters that have noise: those that were trained.
+        noisy_parameters_: names of the trained parameters, to which the predictions add noise.
         label_issues_: :class:`neuvar.cleaning.LabelIssues` of the training examples; its labels are
             indices into ``classes_``.
         probabilities_: ``label_issues_.probabilities``, averaged during training.
-        label_quality_: ``label_issues_.quality``; the lower, the more likely a label is wrong.
+        label_quality_: ``label_issues_.quality``; the lower, the more likely the label is wrong.
 
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 2, 200)
@@ -117,8 +118,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on features of shape (n, features) and their labels.
 
-        An example of weight 2 counts in the loss, and in the means and deviations of the features,
-        as two examples do. The trained network then judges the labels without weights.
+        An example of weight 2 counts as two examples in the loss, and in the means and standard
+        deviations of the features. The labels are then judged without weights.
         """
         if isinstance(y, (list, tuple)):
             y = label_array(y)  # numpy would turn a missing label among text into text
@@ -128,12 +129,12 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         indices, names = read_labels(y)
         weights = None if sample_weight is None else _check_weights(sample_weight, len(y))
         seed = seed_from(self.random_state)
-        with np.errstate(all="ignore"):  # overflow is refused in _standardize
+        with np.errstate(all="ignore"):  # _standardize refuses overflow
             scaler = StandardScaler().fit(X, sample_weight=weights)
         examples = Examples(_standardize(scaler, X, torch.float32), indices, names)
         model = _make_network(self.model, examples, seed)
-        network, scores = prepare(model, examples.inputs, seed=seed, device=self.device)
-        check_scores(scores, len(names))
+        network, logits = prepare(model, examples.inputs, seed=seed, device=self.device)
+        check_logits(logits, len(names))
         options = self.get_params(deep=False)
         if integer("draws", self.draws, low=0) % 2:
             raise ValueError(f"draws must be even, since they come in pairs, got {self.draws}")
@@ -146,8 +147,8 @@ class NVRMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.noisy_parameters_ = trained
         self.model_ = run.model.cpu().eval().requires_grad_(False)
         if self.model is None:
-            # In float32 the last digits of a prediction depend on the rest of its batch. A user's
-            # network may not support float64.
+            # In float32 the last digits of a prediction depend on the other examples of its batch.
+            # A user's network may not support float64.
             self.model_ = self.model_.double()
         issues = judge_labels(run.probabilities, indices, names=names, history=True)
         self.label_issues_ = replace(issues, b=run.b, values=self.classes_)

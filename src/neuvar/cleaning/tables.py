@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from neuvar.cleaning.examples import NUMBERS
-from neuvar.cleaning.score import Array
+from neuvar.cleaning.class_indices import NUMBERS
+from neuvar.cleaning.posterior import Array
+from neuvar.labels.label_files import first_line
 
 NEEDS_PANDAS = 'reading tables needs pandas and pyarrow: pip install "neuvar[clean]"'
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that spreadsheets run as formulas."""
 UNNAMED = ("", "Unnamed: 0")
-"""Names of a first column with the row numbers that pandas or R write."""
+"""Names of a first column of row numbers, as pandas and R write them."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def read_header(path: Path) -> tuple[list[str], list[str]]:
-    """All columns of a table, and those with the row numbers of pandas or R."""
+    """All columns of a table, and those that are row numbers of pandas or R."""
     indexes = {"__index_level_0__"}
     if _is_parquet(path):
         schema = _read_parquet(path, lambda file: file.schema_arrow)
@@ -55,7 +56,7 @@ def check_column(name: str, names: Sequence[str], path: Path) -> None:
 
 
 def read_frame(path: Path, columns: Sequence[str], label: str | None) -> tuple[Any, list[Any]]:
-    """A data frame, and its column of labels; in a CSV file, labels stay text."""
+    """A data frame, and its column of labels. Labels of a CSV file stay text."""
     if _is_parquet(path):
         whole = _read_parquet(path, lambda file: file.read())
         frame = whole.replace_schema_metadata().to_pandas()
@@ -91,7 +92,7 @@ def read_numbers(path: Path, columns: Sequence[str]) -> Array:
 
 
 def replace_column(path: Path, column: str, values: Sequence[str | None]) -> str:
-    """The text of a CSV file, with the cells of one column replaced where a value is not None."""
+    """The text of a CSV file after replacing cells of one column; None keeps a cell."""
     text, new_cells = io.StringIO(), iter(values)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
@@ -112,7 +113,7 @@ def replace_column(path: Path, column: str, values: Sequence[str | None]) -> str
 def read_texts(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Some columns of a CSV file as text, with :func:`escape_cell` undone.
 
-    File names need not be valid text; their bytes are kept as Python keeps them in paths.
+    File names need not be valid UTF-8; their bytes are kept by ``surrogateescape``.
     """
     names, _ = read_header(path)
     options = {"dtype": object, "encoding_errors": "surrogateescape"}
@@ -129,14 +130,14 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read_csv(path: Path, **options: Any) -> Any:
-    """A data frame in which an empty cell stays empty text."""
+    """Read a CSV file as a data frame; empty cells become empty text."""
     try:
         import pandas as pd  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(NEEDS_PANDAS) from error
     options |= {"na_filter": False, "low_memory": False, "index_col": False}
     try:
-        # A path could be taken for a URL, a file cannot.
+        # pandas could take a path for a URL.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(file, encoding="utf-8-sig", **options)
@@ -156,15 +157,10 @@ def _read_parquet(path: Path, read: Callable[[Any], Any]) -> Any:
     except ImportError as error:
         raise ImportError(NEEDS_PANDAS) from error
     try:
-        with path.open("rb") as file:  # a path could be taken for a URL
+        with path.open("rb") as file:  # pyarrow could take a path for a URL
             return read(parquet.ParquetFile(file))
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _numbers(column: Any, path: Path) -> Array:
@@ -184,7 +180,7 @@ def _numbers(column: Any, path: Path) -> Array:
         if cells.dtype.kind not in NUMBERS:
             _refuse_empty(column[row : row + 1], path)
         raise ValueError(
-            f"{path}: {row_place(path, row)}, column {column.name!r} must be a finite number, "
+            f"{path}: {row_location(path, row)}, column {column.name!r} must be a finite number, "
             f"got {cells.tolist()[row]!r}"
         )
     return numbers
@@ -193,11 +189,11 @@ def _numbers(column: Any, path: Path) -> Array:
 def _refuse_empty(column: Any, path: Path) -> None:
     for row, cell in zip(column.index, column.tolist(), strict=True):
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):
-            raise ValueError(f"{path}: {row_place(path, row)}, column {column.name!r} is empty")
+            raise ValueError(f"{path}: {row_location(path, row)}, column {column.name!r} is empty")
 
 
-def row_place(path: Path, row: int) -> str:
-    """Where a row is: its line in a CSV file, which pandas does not keep, else its number."""
+def row_location(path: Path, row: int) -> str:
+    """The line of a row in a CSV file, otherwise its number; pandas does not keep lines."""
     if not _is_parquet(path):
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace") as file:
             reader = csv.reader(file)
@@ -206,10 +202,18 @@ def row_place(path: Path, row: int) -> str:
     return f"row {row}"
 
 
+def csv_bytes(rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file without formulas. File names keep the bytes that are not valid UTF-8."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([escape_cell(str(cell)) for cell in row] for row in rows)
+    return text.getvalue().encode(errors="surrogateescape")
+
+
 def escape_cell(cell: str) -> str:
     """Put an apostrophe before a cell that a spreadsheet would run as a formula.
 
-    Numbers are kept. A cell that looks already escaped gets one more apostrophe.
+    Numbers are not changed. A cell that looks escaped already gets one more apostrophe.
 
     >>> escape_cell("=1+1"), escape_cell("cat"), escape_cell("-1"), escape_cell("'=1")
     ("'=1+1", 'cat', '-1', "''=1")

@@ -38,43 +38,48 @@ DATA is one of
   FILE.npz      with an array called images, inputs, x, X or data, and one called labels, y or
                 targets; for other names use --inputs and --labels
   FILE.csv      with a header line; columns are numbers, dates, categories or text, and may have
-                missing values. Labels are in the column label, labels, class, target, category or
-                y, or else in the last one; the command prints which. These columns are not used:
+                missing values. The labels are the column label, labels, class, target, category
+                or y, or else the last column; the command prints which. These columns are not used:
                 row numbers (an unnamed first column, a pandas index), short text with too many
-                different values, those of --drop, and label if --labels names another one
+                different values, those of --drop, and label if --labels names another column
   FILE.parquet  like FILE.csv
-A network is trained once, with perturbed weights so that it memorizes few wrong labels.
-For a table with text, a linear model is fitted instead (see --model).
-DIR gets index.html, a page to review the worst examples; issues.csv, all examples, lowest label
-quality first; labels.csv, the cleaned labels in the order of the data (also labels.npy for a .npz
-file, and cleaned.csv with all columns for a .csv file); summary.md and summary.json. In CSV files
-other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an apostrophe in
-front, so that no spreadsheet runs it as a formula.
+
+A network is trained once. Its weights are perturbed in training, so that it memorizes few wrong
+labels. For a table with text, a linear model is fitted instead (see --model).
+
+Files in DIR:
+  index.html    a page to review the examples with the lowest label quality
+  issues.csv    all examples, lowest label quality first
+  labels.csv    the cleaned labels, in the order of the data; also labels.npy for a .npz file, and
+                cleaned.csv with all columns for a .csv file
+  summary.md    a summary; summary.json is the same for programs
+In CSV files other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an
+apostrophe in front, so that no spreadsheet runs it as a formula.
 
 --cleaned-folder copies the images of a folder into subfolders named after their cleaned labels.
 With --link it makes hard links, which take no space but share their content with the originals.
-Where a link is impossible, such as on another disk, it copies. If a class already has a file of the
-same name, 1.png from class cat becomes 1-from-cat.png, and the command prints it.
+Where a hard link is impossible, such as on another disk, it copies. If a class already has a file
+of the same name, 1.png from class cat becomes 1-from-cat.png, and the command prints it.
 
---export cleanlab writes cleanlab.csv, the table that cleanlab's CleanLearning makes and takes.
+--export cleanlab writes cleanlab.csv, a table for cleanlab's CleanLearning.
 --export labelstudio writes the flagged labels as tasks, label_studio.json, and the labeling
-configuration of the project, label_studio.xml. Images are addressed as local files: start Label
-Studio with LOCAL_FILES_SERVING_ENABLED=true and LOCAL_FILES_DOCUMENT_ROOT=PARENT, the folder that
-DATA is in, and add DATA as a local source storage.
+configuration of the project, label_studio.xml. Label Studio reads images as local files: start it
+with LOCAL_FILES_SERVING_ENABLED=true and LOCAL_FILES_DOCUMENT_ROOT set to the folder that contains
+DATA, and add DATA as a local source storage.
 
 examples:
   neuvar clean photos                              a folder of images, results in out/clean
   neuvar clean mnist.npz --inputs x_train --labels y_train --out checked
   neuvar clean table.csv --labels species --drop id name --epochs 60
   neuvar clean table.csv --labels checked/labels.csv --drop species
-                                                   clean labels that were cleaned before
-  neuvar clean photos --embeddings vectors.npy     train on embeddings from a model of yours, one
+                                                   clean labels again that were cleaned before
+  neuvar clean photos --embeddings vectors.npy     train on embeddings from your own model, one
                                                    row per image, in the order of sorted files
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
-  neuvar clean digits.npz --observed observed.pt   use what a LabelObserver saw in your own
-                                                   training, do not train; without DATA, the page
-                                                   shows indices of examples and no pictures
+  neuvar clean digits.npz --observed observed.pt   use the probabilities of a LabelObserver in
+                                                   your own training, do not train; without DATA,
+                                                   the page shows indices and no pictures
   neuvar clean digits.npz --decisions decisions.csv
                                                    apply the decisions made on the page of
                                                    out/clean to its labels, do not train
@@ -92,7 +97,7 @@ examples:
         ".csv file with the columns file and label")  # fmt: skip
     add("--inputs", metavar="NAME", help="array of inputs in a .npz file")
     add("--embeddings", type=Path, metavar="FILE",
-        help="embeddings from a model of yours, .npy or .npz, one row per example in the order of "
+        help="embeddings from your own model, .npy or .npz, one row per example in the order of "
         "the data: train on them, show DATA on the page")  # fmt: skip
     add("--drop", nargs="+", action="extend", default=[], metavar="COLUMN",
         help="columns of a table to ignore")  # fmt: skip
@@ -111,8 +116,8 @@ examples:
         help="also write files for cleanlab, labelstudio or both")  # fmt: skip
     add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
     add("--replace-at", type=_probability, metavar="P",
-        help="replace a label without a decision if the suggestion is right with at least this "
-        "probability; 1 replaces none (default: 0.9)")  # fmt: skip
+        help="replace a label if its suggestion is right with at least this probability; 1 "
+        "replaces none (default: 0.9)")  # fmt: skip
     add("--probabilities", type=Path, metavar="FILE",
         help="predicted probabilities, .npy, .npz or .csv, one row per example and one column per "
         "class in sorted order: do not train")  # fmt: skip
@@ -123,7 +128,7 @@ examples:
         help="decisions.csv from the page in DIR: apply them to its labels")  # fmt: skip
     add("--duplicates", action="store_true",
         help="also write duplicates.csv: examples that are equal or nearly equal, those with "
-        "different labels first; the time grows with the square of the data's size")  # fmt: skip
+        "different labels first; the time grows with the square of their number")  # fmt: skip
     add = parser.add_argument_group("training").add_argument
     default = {name: f"(default: {value})" for name, value in TRAINING.items()}
     add("--model", choices=("network", "linear"),
@@ -135,16 +140,16 @@ examples:
     add("--b", type=_scale, metavar="B",
         help="weight noise of this scale, or auto, instead of SAM")  # fmt: skip
     add("--epochs", type=positive, metavar="N",
-        help=f"gradients for each example; SAM takes two in each pass over the data "
+        help=f"gradients per example; SAM takes two per pass over the data "
         f"{default['epochs']}")  # fmt: skip
     add("--batch-size", type=positive, metavar="N",
-        help=f"examples in a batch {default['batch_size']}")  # fmt: skip
+        help=f"examples per batch {default['batch_size']}")  # fmt: skip
     add("--lr", type=_rate, metavar="RATE", help=f"initial learning rate {default['lr']}")
     add("--seed", type=non_negative, metavar="N", help=f"random seed {default['seed']}")
     add("--device", help=f"cpu, cuda, cuda:N or mps {default['device']}")
     add("--precision", choices=PRECISIONS, help=f"mixed precision {default['precision']}")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="save the training to FILE every minute; after Ctrl-C the same command continues from "
+        help="save the training to FILE every minute; after Ctrl-C the same command resumes from "
         "it, and removes it at the end")  # fmt: skip
     parser.set_defaults(run=_clean)
 

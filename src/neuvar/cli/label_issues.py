@@ -15,10 +15,11 @@ import torch
 from neuvar.cleaning.cleaned_folder import check_cleaned_folder, write_cleaned_folder
 from neuvar.cleaning.duplicates import find_duplicates
 from neuvar.cleaning.examples import Examples
-from neuvar.cleaning.find import find_label_issues, network_for
+from neuvar.cleaning.find import find_label_issues
 from neuvar.cleaning.image_folder import require_pillow
 from neuvar.cleaning.observer import LabelObserver
 from neuvar.cleaning.page import is_images
+from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import (
     OBSERVED,
     Source,
@@ -29,22 +30,22 @@ from neuvar.cleaning.readers import (
     with_classes,
 )
 from neuvar.cleaning.results import (
-    Cleaning,
     check_exports,
     check_folder,
     decided_labels,
-    frequent_pairs,
     write_cleaning,
     write_decided,
 )
-from neuvar.cleaning.score import REPLACE_AT, Array, LabelIssues, compare_with_chance
+from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
+from neuvar.cleaning.summary import Cleaning, frequent_pairs
+from neuvar.cleaning.training import network_for
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
 from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 
 STANDARDIZED_AT_ONCE = 1_000_000
-"""Numbers that are converted to float64 at once."""
+"""Numbers converted to float64 at once."""
 
 
 def clean_labels(options: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def clean_labels(options: argparse.Namespace) -> int:
     source = _read(options)
     check_exports(source, options.export)
     if is_images(source.examples.inputs):
-        require_pillow()  # the page needs it, after the training
+        require_pillow()  # for the page; fails before the training
     for note in source.notes:
         print(printable(note), flush=True)
     left_out = printable(", ".join(source.left_out))
@@ -96,7 +97,7 @@ def clean_labels(options: argparse.Namespace) -> int:
 
 
 def _print_results(cleaning: Cleaning, options: argparse.Namespace) -> None:
-    """Print a summary, and where the files are."""
+    """Print a summary and the paths of the files."""
     print(cleaning)
     pairs = [
         (printable(a), printable(b), f"{n:,}") for a, b, n in frequent_pairs(cleaning.issues, 5)
@@ -145,7 +146,7 @@ def _read(options: argparse.Namespace) -> Source:
 
 
 def _data_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """The arguments that read the same data again."""
+    """The command-line arguments that read the same data."""
     pairs = [(name, getattr(options, name)) for name in ("inputs", "labels", "size")]
     pairs += [("drop", name) for name in options.drop]
     words = ["--observed", str(options.observed)] if options.data is None else [str(options.data)]
@@ -179,7 +180,7 @@ def _score_probabilities(source: Source, file: Path) -> tuple[Source, LabelIssue
 def _score_observed(
     source: Source, options: argparse.Namespace
 ) -> tuple[Source, LabelIssues, dict[str, Any]]:
-    """Judge labels by an observer's probabilities; without data, only those of seen examples."""
+    """Judge labels by a LabelObserver's probabilities; without data, only the seen examples."""
     observer = LabelObserver.load(options.observed)
     settings: dict[str, Any] = {"observed": str(options.observed)}
     if options.data is not None:
@@ -204,7 +205,7 @@ def _score_observed(
 
 
 def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
-    """Train a network once."""
+    """Train a network once, and judge the labels by its probabilities."""
     training = {name: getattr(options, name) for name in TRAINING}
     unused = "rho" if options.b is not None else "b"
     _print_size(source.examples)
@@ -219,7 +220,7 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
             )
     except KeyboardInterrupt:
         if (file := options.checkpoint) is not None:
-            saved = "the same command continues from it" if file.exists() else "nothing saved yet"
+            saved = "the same command resumes from it" if file.exists() else "nothing saved yet"
             print(f"{file} is written every minute: {saved}", flush=True)
         raise
     shown = {name: value for name, value in training.items() if name != unused}
@@ -279,9 +280,9 @@ def _model_inputs(examples: Examples, options: argparse.Namespace) -> Examples:
 
 
 def standardize(examples: Examples) -> Examples:
-    """Each feature with mean 0 and standard deviation 1; uint8 images are not changed.
+    """Scale each feature to mean 0 and standard deviation 1; uint8 images are not changed.
 
-    Images in floating point share one mean and one deviation.
+    Float images share one mean and one standard deviation.
     """
     inputs = examples.inputs
     if not inputs.is_floating_point():

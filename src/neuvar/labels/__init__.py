@@ -1,7 +1,7 @@
 """Label noise.
 
-Every function that makes noise returns a :class:`NoisyLabels`: the noisy and the clean labels,
-which labels changed, the actual rate and confusion matrix, and the provenance. The same seed gives
+Every function that makes noise returns a :class:`NoisyLabels`: noisy and clean labels, a mask of
+the changed labels, the actual rate and confusion matrix, and the provenance. The same seed gives
 the same labels on any machine.
 """
 

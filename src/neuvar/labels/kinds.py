@@ -31,7 +31,7 @@ from neuvar.labels.noisy_labels import (
 CIFAR10_SIMILAR = (0, 1, 0, 5, 7, 3, 6, 7, 8, 1)
 """Target of each class: bird → airplane, cat ↔ dog, deer → horse, truck → automobile."""
 SPREAD = 0.1
-"""Standard deviation of the flip probabilities of images, before truncation."""
+"""Standard deviation of the flip probabilities of images before truncation."""
 
 
 def symmetric(
@@ -41,8 +41,8 @@ def symmetric(
 
     .. math:: T_{ij} = \frac{\text{rate}}{K-1} \quad (i \neq j)
 
-    So ``rate`` is the share of wrong labels. For papers that draw from all classes, including the
-    true one, use :func:`symmetric_including_self`.
+    So ``rate`` is the share of wrong labels. Some papers draw from all classes, including the true
+    one: see :func:`symmetric_including_self`.
 
     Args:
         labels: clean labels, integers from 0.
@@ -65,7 +65,7 @@ def symmetric(
 def symmetric_including_self(
     labels: Integers, rate: float, *, classes: int, seed: int, exact: bool = True
 ) -> NoisyLabels:
-    r"""Draw a share of the labels again from all classes, including the true one.
+    r"""Replace a share of the labels by random classes, which may be the true ones.
 
     .. math:: T_{ij} = \frac{\text{rate}}{K} \quad (i \neq j)
 
@@ -84,7 +84,7 @@ def symmetric_including_self(
 def pair(
     labels: Integers, rate: float, *, classes: int, seed: int, exact: bool = True
 ) -> NoisyLabels:
-    r"""Flip labels of each class to the next class, those of the last class to the first.
+    r"""Flip labels of each class to the next class, and of the last class to the first.
 
     .. math:: T_{i,\,(i+1) \bmod K} = \text{rate}
 
@@ -105,8 +105,9 @@ def semantic(
 ) -> NoisyLabels:
     """Flip labels of CIFAR-10 to a similar class.
 
-    Flips a share ``rate`` of five classes: truck to automobile, bird to airplane, deer to horse,
-    cat to dog and dog to cat. If all classes have the same size, rate / 2 of all labels are wrong.
+    A share ``rate`` of five classes is flipped: truck to automobile, bird to airplane, deer to
+    horse, cat to dog and dog to cat. If all classes have the same size, rate / 2 of all labels are
+    wrong.
 
     Patrini et al., "Making Deep Neural Networks Robust to Label Noise", CVPR 2017. For the
     arguments see :func:`symmetric`; ``classes`` must be 10.
@@ -160,7 +161,7 @@ def superclass(
 
 
 def _one_target(target: Sequence[int] | Array, rate: float) -> Array:
-    """Transition matrix that flips a share of each class to one other class, or to itself."""
+    """Transition matrix that flips a share of each class to its target class."""
     transition = (1 - rate) * np.eye(len(target))
     transition[np.arange(len(target)), target] += rate
     return transition
@@ -182,12 +183,12 @@ def instance(
     features have a large common mean, most flips of a class go to one wrong class.
 
     Xia et al., "Part-dependent Label Noise", NeurIPS 2020, algorithm 2, with two changes that make
-    the rate exact: :math:`q_i` is truncated symmetrically around the rate, so its mean is the rate;
-    and with ``exact`` the rounded number of labels is flipped, chosen with probabilities
-    proportional to :math:`q_i` (Pareto sampling, Rosén 1997).
+    the rate exact. :math:`q_i` is truncated symmetrically around the rate, so its mean is the rate.
+    With ``exact``, the number of flipped labels is the rounded expectation, and labels are chosen
+    with probabilities proportional to :math:`q_i` (Pareto sampling, Rosén 1997).
 
-    For the arguments see :func:`symmetric`. ``features`` has one row of numbers for each label, of
-    any shape, such as the images. Rounding may change one label in about 10¹² between machines.
+    For the other arguments see :func:`symmetric`. ``features`` has one row of any shape for each
+    label, such as the images. Rounding may change one label in about 10¹² between machines.
 
     >>> x = torch.linspace(-1, 1, 60).view(20, 3)
     >>> instance([0, 1, 2, 3] * 5, 0.4, features=x, classes=4, seed=0).rate
@@ -218,7 +219,7 @@ def _checked_features(features: Any, count: int) -> Tensor:
 
 
 def _flipped(count: int, rate: float, seed: int, exact: bool) -> Tensor:
-    """True for the labels that change."""
+    """Mask of the flipped labels."""
     u = random_uniforms(seed, "flipped", count)
     q = _flip_probabilities(count, rate, seed)
     score = (u / (1 - u)) * ((1 - q) / np.maximum(q, 1e-300))  # below 1 where u < q
@@ -230,7 +231,7 @@ def _flipped(count: int, rate: float, seed: int, exact: bool) -> Tensor:
 
 
 def _flip_probabilities(count: int, rate: float, seed: int) -> Array:
-    """Flip probabilities: normal around the rate, truncated symmetrically to stay in [0, 1]."""
+    """Normal flip probabilities around the rate, truncated symmetrically to [0, 1]."""
     cutoff = min(rate, 1 - rate) / SPREAD
     inside = math.erf(cutoff / math.sqrt(2))
     level = 0.5 + (random_uniforms(seed, "odds", count) - 0.5) * inside
@@ -240,7 +241,7 @@ def _flip_probabilities(count: int, rate: float, seed: int) -> Array:
 
 
 def _wrong_labels(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:
-    """The wrong class of each image if its label is flipped."""
+    """The class of each image after a flip."""
     u = torch.from_numpy(random_uniforms(seed, "target", len(y)))
     wrong = torch.empty_like(y)
     for label in y.unique().tolist():
@@ -268,7 +269,7 @@ KINDS: dict[str, Callable[..., NoisyLabels]] = {
     "superclass": superclass,
     "instance": instance,
 }
-"""Functions by name, called as ``function(labels, rate, seed=..., exact=..., **options)``; you may
+"""Functions by name, called as ``function(labels, rate, seed=..., exact=..., **options)``. You can
 add your own."""
 
 

@@ -1,4 +1,4 @@
-"""Read labels that are already noisy, such as human annotations, from arrays and files."""
+"""Read labels that are noisy already, such as human annotations, from arrays and files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def from_file(
         path: ``.npy``; ``.npz``; ``.csv`` with or without a header; ``.txt`` with integers
             separated by white space; or ``.pt`` with tensors or arrays.
         classes: number of classes.
-        count: expected number of labels; not needed with ``clean``.
+        count: expected number of labels; by default that of ``clean``.
         key: name of the array or column, if there are several.
         clean: the labels without noise, if known.
 
@@ -79,7 +79,7 @@ def from_file(
     path = Path(path)
     expected = count if count is not None or clean is None else len(clean)
     if expected is None:
-        raise ValueError("pass count or clean, which say how many labels are expected")
+        raise ValueError("count or clean must be given, to check the number of labels")
     noisy = checked_labels(path.name, _read_labels(path, key), checked_classes(classes))
     if len(noisy) != expected:
         raise ValueError(f"{path.name} must have {expected} labels, got {len(noisy)}")
@@ -95,14 +95,19 @@ def read_content(path: Path) -> Any:
         raise ValueError(f"path must be a file, got {str(path)!r}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a warning means that labels may be wrong
+            warnings.simplefilter("error")  # labels may be wrong after a warning
             warnings.filterwarnings("ignore", "Reading `.npy`")  # files of Python 2
             return READERS[path.suffix](path)
     except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path.name} has objects other than arrays, or is damaged") from error
     except Exception as error:  # damaged files raise any kind of error
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{path.name} is not a valid {path.suffix} file: {reason}") from error
+        message = f"{path.name} is not a valid {path.suffix} file: {first_line(error)}"
+        raise ValueError(message) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if there is no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _read_labels(path: Path, key: str | None) -> Any:
@@ -147,7 +152,7 @@ def read_array(path: Path, name: str | None = None) -> np.ndarray[Any, Any]:
 
 
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Read an array; refuses a header with a larger size than the file, before allocation."""
+    """Read an array. Refuses a header with a larger size than the file before allocating memory."""
     older = np.lib.format.read_magic(file) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if older else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
@@ -160,7 +165,7 @@ def _read_npy(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def _read_csv(path: Path) -> dict[str, dict[int, str]]:
-    """Columns by name, or by number if there is no header; a column has its cells by row number."""
+    """The cells of each column by row number; columns by name, or by number without a header."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     if len({len(row) for row in rows}) != 1:
@@ -168,7 +173,7 @@ def _read_csv(path: Path) -> dict[str, dict[int, str]]:
     header = not _are_integers(rows[0])
     names = [n.strip() for n in rows[0]] if header else list(map(str, range(len(rows[0]))))
     if header and len(rows) == 1:
-        raise ValueError("its only line is a header, or has cells that are not integers")
+        raise ValueError("its only line is a header or has cells that are not integers")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"it has two columns with the name {twice!r}")
     columns = zip(*rows[header:], strict=True)

@@ -24,14 +24,15 @@ MAX_CLASSES = 10_000
 """Limits the memory for the confusion matrix, to 800 MB in float64."""
 UNIT = 10**9
 """Expected numbers of labels are integers in units of 1 / UNIT labels. So they are the same on
-every machine, and 28.999999999999996 labels are 29."""
+every machine, and 28.999999999999996 labels count as 29."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
     """Noisy labels, and what is known about the noise.
 
-    Without clean labels, ``clean``, ``mask``, ``counts``, ``matrix`` and ``rate`` are None.
+    If the clean labels are unknown, ``clean``, ``mask``, ``counts``, ``matrix`` and ``rate`` are
+    None.
 
     Attributes:
         noisy: the labels to train on, int64.
@@ -40,9 +41,9 @@ class NoisyLabels:
         counts: number of labels of each clean class (row) with each noisy class (column), int64.
         matrix: ``counts`` divided by its row sums, float64; zeros for a class without labels.
         rate: actual share of labels that differ.
-        provenance: how the labels were made: plain numbers and strings, and the SHA-256 of clean
-            and noisy labels.
-        hash: SHA-256 of the provenance; equal for equal labels made in the same way.
+        provenance: how the labels were made, as plain numbers and strings, with the SHA-256 of
+            clean and noisy labels.
+        hash: SHA-256 of the provenance; the same for the same labels made in the same way.
     """
 
     noisy: Tensor
@@ -128,9 +129,9 @@ def flip(labels: Integers, matrix: Any, *, seed: int, exact: bool = True) -> Noi
 
     .. math:: T_{ij} = P(\text{noisy} = j \mid \text{clean} = i)
 
-    By default counts are exact: which labels change is random, how many is not. The total number of
-    wrong labels is its expectation, rounded. The numbers for each class, and for each pair of
-    classes, differ from their expectations by less than one (largest remainder method).
+    By default counts are exact: it is random which labels change, but not how many. The total
+    number of wrong labels is its expectation, rounded. The numbers for each class and for each pair
+    of classes differ from their expectations by less than one (largest remainder method).
 
     Patrini et al., "Making Deep Neural Networks Robust to Label Noise", CVPR 2017.
 
@@ -211,14 +212,14 @@ def rounded(share: int) -> int:
 
 
 def apportion(shares: Array, total: int, order: Array, behind: Array | None = None) -> Array:
-    """Round shares to whole labels that sum to a total, by largest remainders.
+    """Round shares to whole labels that sum to a total, by the largest remainder method.
 
     Args:
         shares: in units of 1 / UNIT; each is rounded down or up.
-        total: number of labels; between the sum of all shares rounded down and rounded up.
+        total: number of labels, possible with this rounding.
         order: breaks ties; the lowest is rounded up.
-        behind: breaks ties before ``order``: how many units each entry has lost by rounding in
-            earlier calls; the largest is rounded up.
+        behind: breaks ties before ``order``: units that each entry has lost by rounding in earlier
+            calls; the largest is rounded up.
     """
     counts: Array = shares // UNIT
     left = total - int(counts.sum())
@@ -232,8 +233,8 @@ def apportion(shares: Array, total: int, order: Array, behind: Array | None = No
 def _exact_flips(y: Array, counts: Array, seed: int) -> Array:
     """Flip the first members of each class, in random order.
 
-    The order does not depend on the counts. So if each class has one target, the labels that are
-    wrong at a low rate are also wrong at a higher one.
+    The order does not depend on the counts. So if each class has one target, labels that are wrong
+    at a low rate are also wrong at a higher rate.
     """
     classes = len(counts)
     order = np.argsort(random_words(seed, "order", len(y)), kind="stable")
@@ -258,10 +259,10 @@ def _independent_flips(y: Array, transition: Array, seed: int) -> Array:
 
 
 def random_words(seed: int, purpose: str, count: int) -> Array:
-    """Random uint64 that depend on the seed and the purpose alone.
+    """Random uint64 that depend only on the seed and the purpose.
 
-    NumPy guarantees the raw integers of PCG64 across versions, but not what its ``Generator`` makes
-    of them (``permutation``, ``normal``).
+    NumPy guarantees the same raw integers of PCG64 in all versions, but not the same results of its
+    ``Generator`` (``permutation``, ``normal``).
     """
     key = hashlib.blake2b(f"labels/{purpose}/{seed}".encode(), digest_size=16).digest()
     raw: Array = np.random.PCG64(int.from_bytes(key, "little")).random_raw(count)

@@ -36,9 +36,9 @@ CIFAR10N = {
 TRAIN, TEST = 50_000, 10_000
 """Numbers of training and test images of CIFAR-10 and CIFAR-100."""
 MAX_PEOPLE = 10**9
-"""Largest valid number of people who chose a class."""
+"""Largest number of people per class that a file may have."""
 SUM_TOLERANCE = 0.01
-"""Largest valid error of a sum of probabilities, which may be in float16."""
+"""Largest error of a sum of probabilities, which may be in float16."""
 
 
 def cifar10n(
@@ -53,8 +53,8 @@ def cifar10n(
         path: the official ``CIFAR-10_human.pt``, or a ``.npy`` file with one set of 50,000 labels.
             Nothing in the file is executed.
         which: ``"aggre"`` (majority of three people), ``"random1"``, ``"random2"``, ``"random3"``
-            (one person each) or ``"worst"`` (a wrong label, if any of the three is wrong); None
-            for ``.npy``.
+            (one person each) or ``"worst"`` (a wrong label if any of the three is wrong). None for
+            ``.npy``.
         clean: the labels of CIFAR-10 in the official order. By default those in the official file.
 
     >>> from tempfile import TemporaryDirectory
@@ -123,7 +123,7 @@ def _entry(path: Path, content: Any, key: str) -> Any:
 
 
 def _sized(name: str, labels: Any, classes: int, count: int) -> Tensor:
-    """Labels as int64; refuses another number than ``count``."""
+    """Labels as int64; their number must be ``count``."""
     result = checked_labels(name, labels, classes)
     if len(result) != count:
         raise ValueError(f"{name} must have {count:,} labels, got {len(result):,}")
@@ -137,7 +137,7 @@ class SoftLabels:
     Attributes:
         probabilities: share of people who chose each class, float64, shape (n, classes).
         counts: number of people who chose each class, int64; None if only shares are known.
-        majority: the class that most people chose, the first one if there are several.
+        majority: the class that most people chose; the first one of a tie.
     """
 
     probabilities: Tensor
@@ -148,7 +148,7 @@ class SoftLabels:
         return len(self.probabilities)
 
     def sample(self, *, seed: int) -> NoisyLabels:
-        """The label of one random person for each example; the same for the same seed."""
+        """The label of one random person for each example. Depends only on the seed."""
         seed, clean = _validate.seed(seed), self.majority.clean
         levels = self.probabilities.cumsum(1)
         u = torch.from_numpy(random_uniforms(seed, "soft", len(self)))
@@ -218,9 +218,9 @@ def _check_sums(name: str, sums: Array) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LabelErrors:
-    """Labels of a dataset, predicted probabilities, and which labels are wrong.
+    """Labels of a dataset, predicted probabilities, and a mask of the wrong labels.
 
-    The true labels are not known.
+    The true labels are unknown.
 
     Attributes:
         labels: labels of the dataset, int64.
