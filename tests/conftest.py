@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # torch.compile's cache does not know for which instruction set its code was made.
@@ -86,6 +87,12 @@ def pytest_configure():
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """A network that is created without a seed is the same in any order of the tests."""
+    torch.manual_seed(0)
 
 
 class Visit:

@@ -444,7 +444,7 @@ class TestWhatIsRefused:
         y = (np.arange(1000) < 20).astype(int)
         x = (rng.normal(size=(1000, 5)) + 2.5 * y[:, None]).astype(np.float32)
         given = np.where(rng.random(1000) < 0.01, 1 - y, y)
-        found = find_label_issues(nn.Linear(5, 2), (x, given), b=0.01, epochs=5)
+        found = find_label_issues(nn.Linear(5, 2), (x, given), b=0.01, epochs=20)
         wrong = given != y
         assert wrong[found.ranked[:5]].mean() > 0.5
 
