@@ -1,7 +1,7 @@
 """Lay out the pages of the site: mkdocs.yml names this file as a hook.
 
-"0.05 ± 0.01", "95 %" and "b = 0.05" stay on one line. tables.css keeps short code on one line, which
-would break at the hyphens of an option, and gives long table cells a least width.
+"0.05 ± 0.01", "95 %" and "b = 0.05" stay on one line. So does short code, which would break at the
+hyphens of an option, and columns of long cells get a least width: tables.css reads these classes.
 """
 
 import re
@@ -10,7 +10,8 @@ from typing import Any
 PIECE = re.compile(r"<(pre|code|math|script|style)\b.*?</\1>|<[^>]+>|[^<]+", re.S)
 BREAK = re.compile(
     r"""(?<=\d)\s(?=[%±×]) | (?<=±)\s(?=\d)
-    | (?<=\b[bnpλδρ])\s(?==\s\d) | (?<=\b[bnpλδρ]\s=)\s(?=\d)
+    | (?<=\d)\s(?=of\s\d) | (?<=\d\sof)\s(?=\d)
+    | (?<=\b[bnpλδρ])\s(?=(=\s)?\d) | (?<=\b[bnpλδρ]\s=)\s(?=\d)
     | (?<=\bθ)\s(?=\+\sε) | (?<=\bθ\s\+)\s(?=ε)""",
     re.VERBOSE,
 )
