@@ -127,7 +127,7 @@ def cell(of_seeds: dict[int, float]) -> str:
 def table(folder: Path) -> list[str]:
     """A row per problem."""
     columns = ("problem", "n", "plain", "best b", "auto", "auto − best b", "new seeds only")
-    head = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    head = [f"| {' | '.join(columns)} |", "| --- |" + " ---: |" * (len(columns) - 1)]
     return head + [row(problem, folder) for problem in PROBLEMS.values()]
 
 

@@ -200,54 +200,89 @@ def pictures(lines: Lines, rows: dict[str, Any], folder: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    shown = {
-        ("plain", "clean"): ("0.45", "plain"),
-        ("swa", "clean"): ("#000000", "SWA"),
-        ("dropout", "averaged"): ("#009E73", "MC dropout"),
-        ("ivon", "averaged"): ("#CC79A7", "IVON, averaged"),
-        ("nvrm", "averaged"): ("#0072B2", "NVRM, averaged"),
-        ("ensemble", "mean"): ("#D55E00", "ensemble of three"),
-    }
     for row in rows.values():
-        found, weights = reported(lines, row.name), _weights(lines, row.name)
-        if not found:
+        if not reported(lines, row.name):
             continue
-        figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
-        for method, (color, label) in shown.items():
-            if own := found.get(method):
-                style = {"color": color, "label": label, "linewidth": 1.6}
-                confidence, accuracy = _pooled([numbers["bins"] for numbers in own.values()])
-                axes[0].plot(confidence, accuracy - confidence, marker="o", markersize=3, **style)
-                curve = np.mean([numbers["coverage"] for numbers in own.values()], axis=0)
-                axes[1].plot(np.arange(4, 21) / 20, curve, **style)
-        for arm, color in (
-            ("plain", "0.45"), ("dropout", "#009E73"), ("ivon", "#CC79A7"),
-            ("sam", "#E69F00"), ("nvrm", "#0072B2"),
-        ):  # fmt: skip
-            if own := weights.get(arm):
-                for by, line in (("row", "-"), ("tensor", "--")):
-                    mean = np.mean([w["bits"][by] for w in own.values()], axis=0)
-                    name = {"nvrm": "NVRM", "sam": "SAM", "ivon": "IVON"}.get(arm, arm)
-                    label = name if by == "row" else None
-                    axes[2].plot((8, 7, 6, 5, 4, 3, 2), mean, line, color=color, label=label)
-        axes[0].axhline(0, color="0.7", linewidth=0.8, label="calibrated")
-        axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
-        kept = "coverage: share of predictions kept"
-        axes[1].set(xlabel=kept, ylabel="accuracy", title="Most confident predictions")
-        title = "Rounding by row, dashed by tensor"
-        axes[2].set(xlabel="bits per weight", ylabel="accuracy", title=title)
-        axes[2].invert_xaxis()
+        figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+        axes = figure.subplots(1, 3)
+        _plot_predictions(axes[:2], lines, row.name)
+        _plot_rounding(axes[2], lines, row.name)
         for ax in axes:
             ax.spines[["top", "right"]].set_visible(False)
-            if ax.lines:  # below the axes: inside, the curves of some row would cross it
-                below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
-                ax.legend(frameon=False, fontsize="small", **below)
+            ax.title.set_fontsize("medium")
+            ax.locator_params(axis="y", nbins=6)
+            ax.tick_params(labelsize="small")
+        handles = {
+            label: handle
+            for ax in (axes[0], axes[2])
+            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+        below = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": "medium"}
+        figure.legend(handles.values(), handles.keys(), **below)
         figure.suptitle(row.title)
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"uncertainty-{row.name}.png", dpi=110)
-        pyplot.close(figure)
+        path = folder / f"uncertainty-{row.name}.png"
+        figure.savefig(path, dpi=160, metadata={"Software": None})
+
+
+def _styles(lines: Lines, row: str) -> dict[str, dict[str, Any]]:
+    """How the lines of each arm look in all panels."""
+    from neuvar.report.figures import PALETTE
+
+    runs = [line["run"] for line in lines]
+    scales = {
+        run["setting"]["b"]
+        for run in runs
+        if run["row"] == row and "b" in run["setting"] and not run["choice"]
+    }
+    b = "".join(f", b = {scale:g}" for scale in scales)
+    labels = {
+        "plain": ("plain", "o"),
+        "swa": ("SWA", "s"),
+        "sam": ("SAM", "v"),
+        "dropout": ("MC dropout", "^"),
+        "ivon": ("IVON, averaged", "D"),
+        "nvrm": (f"NVRM{b}, averaged", "P"),
+        "ensemble": ("ensemble of three", "X"),
+    }
+    return {
+        arm: {"color": PALETTE[arm], "label": label, "marker": marker, "markersize": 4}
+        for arm, (label, marker) in labels.items()
+    }
+
+
+def _plot_predictions(axes: Any, lines: Lines, row: str) -> None:
+    """Accuracy minus confidence, and accuracy against coverage."""
+    found, styles = reported(lines, row), _styles(lines, row)
+    for arm, way in (
+        ("plain", "clean"), ("swa", "clean"), ("dropout", "averaged"), ("ivon", "averaged"),
+        ("nvrm", "averaged"), ("ensemble", "mean"),
+    ):  # fmt: skip
+        if own := found.get((arm, way)):
+            confidence, accuracy = _pooled([numbers["bins"] for numbers in own.values()])
+            axes[0].plot(confidence, accuracy - confidence, **styles[arm])
+            curve = np.mean([numbers["coverage"] for numbers in own.values()], axis=0)
+            axes[1].plot(np.arange(4, 21) / 20, curve, markevery=4, **styles[arm])
+    axes[0].axhline(0, color="0.7", linewidth=0.8, zorder=1)
+    axes[0].set(xlabel="confidence", ylabel="accuracy − confidence", title="Reliability")
+    kept = "share of predictions kept"
+    axes[1].set(xlabel=kept, ylabel="accuracy", title="Most confident predictions")
+
+
+def _plot_rounding(ax: Any, lines: Lines, row: str) -> None:
+    """Accuracy of the clean weights, rounded."""
+    weights, styles = _weights(lines, row), _styles(lines, row)
+    for arm in ("plain", "sam", "dropout", "ivon", "nvrm"):
+        if own := weights.get(arm):
+            for by, line in (("row", "-"), ("tensor", "--")):
+                mean = np.mean([w["bits"][by] for w in own.values()], axis=0)
+                label = {} if by == "row" else {"label": None}
+                ax.plot((8, 7, 6, 5, 4, 3, 2), mean, line, **styles[arm] | label)
+    title = "Rounded rows (dashed: tensors)"
+    ax.set(xlabel="bits per weight (clean weights)", ylabel="accuracy", title=title)
+    ax.invert_xaxis()
 
 
 def _pooled(runs: list[list[list[float]]]) -> tuple[Any, Any]:

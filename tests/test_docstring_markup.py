@@ -25,8 +25,8 @@ def test_reference_becomes_code(to_markdown):
 
 def test_equation_becomes_mathml(to_markdown):
     found = to_markdown(r"Its scale is :math:`\eta b` here.")
-    assert found.startswith("Its scale is <math ")
-    assert found.endswith("</math> here.")
+    assert found.startswith("Its scale is <span><math ")
+    assert found.endswith("</math></span> here.")
     assert 'display="inline"' in found
     assert "&#x003B7;" in found  # η
 

@@ -20,7 +20,8 @@ EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*(?:\n\n>>> .*(?:\n.+)*)*", re.M)
 def to_markdown(docstring: str) -> str:
     """Translate one docstring, which has lost its indentation."""
     text = BLOCK_MATH.sub(lambda m: m[1] + convert(_one_line(m[2]), display="block"), docstring)
-    text = INLINE_MATH.sub(lambda m: convert(_one_line(m[1])), text)
+    # In a span, because Markdown takes a line that starts with <math> for a paragraph of its own.
+    text = INLINE_MATH.sub(lambda m: f"<span>{convert(_one_line(m[1]))}</span>", text)
     text = ROLE.sub(lambda m: f"`{m[1].rsplit('.')[-1]}`", text)
     return EXAMPLE.sub(lambda m: f"```pycon\n{m[0]}\n```", text)
 

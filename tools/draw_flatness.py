@@ -39,8 +39,11 @@ def idea() -> Figure:
             w, 0, 0.9 * np.exp(-((w / b) ** 2) / 2), color=PALETTE["nvrm"], alpha=0.2, linewidth=0
         )
         ax.axhline(rise, color=GREY, linewidth=1.4)
-        ax.annotate("", (0.95, rise), (0.95, 0), arrowprops={"arrowstyle": "<->", "color": GREY})
-        ax.text(1.0, max(rise / 2, 0.06), "δ", color=GREY, fontsize=13, va="center")
+        arrow = {"arrowstyle": "<->", "color": GREY, "shrinkA": 0, "shrinkB": 0}
+        arrow["mutation_scale"] = min(10, 60 * rise)
+        ax.annotate("", (0.95, rise), (0.95, 0), arrowprops=arrow)
+        middle = rise / 2 if rise > 0.2 else rise + 0.09  # beside the arrow, or above the line
+        ax.text(1.0, middle, "δ", color=GREY, fontsize=13, va="center")
         ax.text(0, -0.115, "noise of scale b", color=PALETTE["nvrm"], ha="center", fontsize=9)
         ax.set(
             title=f"a {title} minimum\n(grey line: mean loss under noise)",
@@ -106,6 +109,7 @@ def largest(runs: list[Run], delta: float, seed: int = 0) -> Figure:
     ax.text(ax.get_xlim()[0], delta, f" δ = {delta:g}", color=GREY, va="bottom")
     ax.set(xlabel="scale b of the noise", ylabel="rise of the training loss")
     ax.set_ylim(-0.5 * delta, 1.04 * top)
+    ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= top])
     plain(ax)
     return figure
 

@@ -42,7 +42,8 @@ def mean(text: str) -> Mean:
 
 def draw(problems: dict[str, tuple[dict[float, Mean], Mean]]) -> Figure:
     """One panel per problem."""
-    figure = Figure(figsize=(7.4, 5.2), layout="constrained")
+    figure = Figure(figsize=(7.4, 5.4), layout="constrained")
+    figure.get_layout_engine().set(hspace=0.08)
     panels = figure.subplots(2, 3).flatten()
     for ax, (title, (grid, auto)) in zip(panels, problems.items(), strict=True):
         draw_problem(ax, grid, auto)

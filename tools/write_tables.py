@@ -216,7 +216,7 @@ COLUMNS = {
 
 def cost() -> list[str]:
     networks = json.loads((RESULTS / "optimizers.json").read_text())["networks"]
-    rows = [f"| network | {' | '.join(COLUMNS.values())} |", "| --- " * (len(COLUMNS) + 1) + "|"]
+    rows = [f"| network | {' | '.join(COLUMNS.values())} |", "| --- |" + " ---: |" * len(COLUMNS)]
     for network in networks.values():
         cells = []
         for name in COLUMNS:

@@ -36,19 +36,23 @@ PALETTE = {
     "plain": "#d55e00",  # SGD, Adam
     "nvrm": "#0072b2",
     "auto": "#56b4e9",
-    "dropout": "#009e73",
-    "ivon": "#cc79a7",
-    "sam": "#e69f00",
+    "psgd": "#009e73",
+    "laplace": "#cc79a7",
+    "uniform": "#e69f00",
+    "dropout": "#882255",
+    "ivon": "#aa4499",
+    "swa": "#999933",
+    "sam": "#ddaa77",
     "ensemble": "#222222",
     "mark": "#737373",  # thresholds, and quantities that are not methods
 }
-"""One colour per method, in all figures: those of Okabe and Ito, for colour-blind readers."""
+"""One colour per method, in all figures: those of Okabe and Ito, and of Tol for further methods."""
 COLOURS: dict[Role, str] = {
     "plain": PALETTE["plain"],
     "nvrm": PALETTE["nvrm"],
-    "other": PALETTE["dropout"],
-    "third": PALETTE["ivon"],
-    "fourth": PALETTE["sam"],
+    "other": PALETTE["psgd"],
+    "third": PALETTE["laplace"],
+    "fourth": PALETTE["uniform"],
 }
 INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
 B_LIMITS = (0.015, 0.025, 0.04, 0.06)
@@ -440,7 +444,7 @@ def _plot_cases(axes: Axes, unit: str, cases: Sequence[Case], names: Sequence[st
     axes.axvline(0, color=INK, linewidth=0.9, zorder=1.5)
     low, high = min(ends), max(ends)
     margin = 0.06 * (high - low) or 0.01
-    axes.set(ylim=(top, 0.06), xlim=(low - margin, high + margin), yticks=[])
+    axes.set(ylim=(top, 0.01), xlim=(low - margin, high + margin), yticks=[])
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"{unit}\n← against the claim · for the claim →")
     factor = 100 if cases[0].percent else 1
