@@ -36,14 +36,15 @@ class Variability:
         clean: Loss at the model's own weights, :math:`L(\theta, S)`.
         perturbed: Neural variable risk, :math:`E_\epsilon L(\theta + \epsilon, S)`.
         difference: ``perturbed - clean``, signed.
-        delta: Absolute value of ``difference``; biased upward if that is within its error.
+        delta: Absolute value of ``difference``; too large on average if ``difference`` is not
+            significant.
         stderr: Standard error of ``difference``.
         interval: Contains the true difference with probability ``confidence``.
         upper: With probability ``confidence``, (b, δ)-variability holds for every δ above it.
         draws: Number of perturbed models evaluated.
         stopped: ``"tolerance"`` if it was reached, else ``"budget"``.
         confidence: Confidence level of ``interval`` and ``upper``.
-        antithetic: Whether each draw was used with both signs; a pair is one sample.
+        antithetic: Whether each draw was used as ε and −ε; such a pair is one sample.
         noise: Family of the noise.
         relative_to: Whether b is relative to each ``"tensor"``, ``"filter"`` or ``"weight"``.
         batchnorm: ``"keep"``, ``"reestimate"``, or ``"absent"`` without batch normalization.
@@ -118,8 +119,8 @@ def neural_variability(
             as ``"labels"``.
         b: Scale of the noise: N(0, b²), Laplace(0, b) or uniform(−b, b).
         draws: Number of perturbed models to evaluate; with ``tolerance``, the maximum. With fewer
-            than 32 the interval is too narrow (85 to 90 % coverage with 4 to 8). It is also too
-            narrow if only few draws change the loss, as for the 0-1 loss of a robust model.
+            than 32 the interval is too narrow (coverage of 85 to 90 % with 4 to 8). It is also too
+            narrow if only a few draws change the loss, as for the 0-1 loss of a robust model.
         tolerance: Stop when the half-width of the interval, in units of the loss, is at most this.
             It is checked after 16, 32, 64, ... samples; early stopping costs about 1 % of coverage.
         confidence: Confidence level of ``interval`` and ``upper``.
