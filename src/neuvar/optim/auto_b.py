@@ -40,7 +40,7 @@ SECOND_RISE = 20
 MEMORY = 0.8
 """Decay rate of the running means."""
 SPEED = 0.015
-"""Change of log b per update, as a fraction of log(price / cost)."""
+"""Change of log b per update, divided by log(price / cost)."""
 MOST_OFF = 5.0
 """Upper limit of abs(log(price / cost)): a factor of 10 in b takes at least 155 steps."""
 TOO_LARGE = 0.5
@@ -74,12 +74,12 @@ class AutoB(NamedTuple):
     With :math:`L_0` the loss at the start, :math:`L_0 - L` has been learned. The price of noise is
     :math:`s \sqrt{(L_0 - L)\,L_0}` with s = 0.25. If the cost is above the price, b shrinks,
     because steps undo noise instead of learning. If it is below a quarter of the price, b grows.
-    In between b stays, because a network adapts to noise and pays less over time. If less than a
-    hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates begin after 150
-    steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds four times
-    :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone: with very
-    noisy labels little can be learned, b would shrink, and the network would memorize them. The
-    rule does not depend on the scale of the loss.
+    In between, b does not change, because a network adapts to noise and its cost falls over time.
+    If less than a hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates
+    begin after 150 steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds
+    four times :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone:
+    with very noisy labels little can be learned, so b would shrink, and the network would memorize
+    the labels. The rule does not depend on the scale of the loss.
 
     **First loss.** :math:`L_0` is usually the loss of the first step. If the initial weights are
     too large, as for ``nn.Embedding`` that is also the last layer, the network is overconfident and
