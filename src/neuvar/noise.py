@@ -302,7 +302,7 @@ def has_noise(weights: Tensor, clean: Tensor, term: Term, size: Tensor | None = 
 
 
 def bit_patterns(x: Tensor) -> Tensor:
-    """The bits of floating point numbers, as integers in the same memory."""
+    """The bits of floating-point numbers, as integers in the same memory."""
     return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 

@@ -265,7 +265,7 @@ def bit_flips(
         data: As for :func:`neuvar.neural_variability`.
         rates: One or more probabilities that a bit flips.
         bits: The weights are stored as signed integers of this many bits, 2 to 8; None for their
-            own floating point format, in which one flip can make a weight very large. Predictions
+            own floating-point format, in which one flip can make a weight very large. Predictions
             from nan scores count as wrong.
         by: Which weights share a rounding step: each ``"row"`` or each ``"tensor"``.
         draws: Number of damaged models per rate.
@@ -289,7 +289,7 @@ def bit_flips(
         generator = np.random.Generator(np.random.PCG64(key))
         return flip_bits(w, rate, generator, bits=bits, by=by)
 
-    what = "floating point weights" if bits is None else f"{bits}-bit weights"
+    what = "floating-point weights" if bits is None else f"{bits}-bit weights"
     return stored.fault_curve(f"rate of bit flips in {what}", rates, draws, damage)
 
 

@@ -97,7 +97,7 @@ def neural_variability(
     .. math:: E_\epsilon\,L(\theta + \epsilon, S) - L(\theta, S)
 
     A model has (b, δ)-neural variability if the absolute value of this is at most δ. Each draw of
-    ε is the same for the whole data set. The model and its weights are not changed; an optimizer's
+    ε is the same for the whole dataset. The model and its weights are not changed; an optimizer's
     noise is removed during the measurement. In half precision rounding changes the loss too: if δ
     is small, measure a copy in single precision.
 
@@ -182,7 +182,7 @@ def measure(
             break
         n = min(2 * n, budget)
     upper = max(limit(differences, plan.confidence), -limit(differences, 1 - plan.confidence))
-    # Rounding affects all draws alike, so their spread does not include it.
+    # Rounding affects all draws in the same way, so their spread does not include it.
     rounding = landscape.rounding if b else 0.0
     accuracies = np.array([result.accuracy for result in results])
     has_classes = not math.isnan(landscape.clean.accuracy)
