@@ -206,7 +206,7 @@ def _bounded_loss(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
         return loss, 1.0
     if clamp is None:
         raise ValueError(
-            "no bound holds for a loss without a maximum; pass clamp=..., the value to which the "
+            "no bound holds for a loss without a ceiling; pass clamp=..., the value to which the "
             "loss of each example is clamped"
         )
     ceiling, checked = _validate.number("clamp", clamp, above=0), False

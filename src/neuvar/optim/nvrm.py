@@ -343,11 +343,11 @@ class NVRM(Wrapper):
         if control.due:
             # Weights other than 1 are those of a gradient scaler or of micro-batches.
             plain = control.new_weight == control.reported
-            looks, weight = control.looks, 1.0 if plain else control.new_weight
+            updates, weight = control.updates, 1.0 if plain else control.new_weight
             size = max(0.0, *control.new_sizes) if control.new_sizes else 0.0
             new = control.new_cost / weight, control.new_loss / weight, size / weight
             control = control.update(*self._agreed(*new))
-            b = control.applied(b) if control.looks > looks else b
+            b = control.applied(b) if control.updates > updates else b
         control = control.reset()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
         share(groups, b, tuple(control))
 
