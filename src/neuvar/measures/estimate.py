@@ -171,18 +171,14 @@ class Proportion:
 
 
 def bootstrap(
-    statistic: Callable[[np.ndarray], float],
-    n: int,
-    resamples: int,
-    generator: np.random.Generator,
+    statistic: Callable[[np.ndarray], float], n: int, resamples: int, generator: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """Values of a statistic in bootstrap resamples of n examples, sorted.
 
     ``statistic`` is called with the number of times that each example was drawn.
     """
-    draws = (generator.integers(n, size=n) for _ in range(resamples))
-    counts = (np.bincount(drawn, minlength=n).astype(float) for drawn in draws)
-    return np.sort([statistic(times) for times in counts])
+    draws = (np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(resamples))
+    return np.sort([statistic(times.astype(float)) for times in draws])
 
 
 def central_interval(

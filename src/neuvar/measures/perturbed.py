@@ -167,9 +167,7 @@ def select_parameters(model: nn.Module, parameters: Parameters | None) -> dict[T
         p = named.get(item) if isinstance(item, str) else item
         if not isinstance(p, Tensor) or p not in all_slots:
             got = repr(item) if isinstance(item, str) else type(item).__name__
-            raise ValueError(
-                f"parameters must be parameters of the model, or their names, got {got}"
-            )
+            raise ValueError(f"parameters must be parameters of the model or names, got {got}")
         wanted.add(p)
     if not wanted:
         raise ValueError("there are no parameters to perturb")

@@ -200,7 +200,7 @@ def selective_accuracy(
 
 @dataclass(frozen=True)
 class AreaUnderROC:
-    """Area under the ROC curve: 0.5 for random scores, 1 if the scores separate the two sets.
+    """Area under the ROC curve: 0.5 by chance, 1 if all outside scores are above all inside ones.
 
     Attributes:
         value: Probability that a random outside score is above a random inside one; ties count

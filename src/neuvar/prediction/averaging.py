@@ -59,9 +59,9 @@ def predict(
     same bits. The data are read once. The model is evaluated in evaluation mode; its weights,
     modes, buffers and the global generators are restored, also after an error or Ctrl-C.
 
-    The memory does not grow with the number of draws: it holds two copies of the weights, twice the
-    result, and about 200 MB for a block of data. Large batches are split by rows. If a batch cannot
-    be split, or one row has too many outputs, as in segmentation, each draw is evaluated twice. A
+    The memory does not grow with the number of draws: two copies of the weights, twice the result,
+    and about 200 MB for a block of data. Large batches are split by rows. If a batch cannot be
+    split, or one row has too many outputs, as in segmentation, each draw is evaluated twice. A
     batch can be split if it has only tensors with one row per example, and the outputs of a row do
     not depend on the other rows.
 
