@@ -174,7 +174,7 @@ def test_what_sharded_weights_cannot_have_is_refused(found):
 @cases(worker.controlled)
 def test_a_scale_that_sets_itself_is_the_same_on_all_ranks(found):
     first = found.ranks[0]
-    assert len(set(first["scales"])) == 5  # the start, and four looks
+    assert len(set(first["scales"])) == 5  # the start, and four updates
     for rank in found.ranks:
         assert rank["scales"] == first["scales"]
         assert same(rank["clean"], first["clean"])

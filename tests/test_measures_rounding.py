@@ -507,7 +507,7 @@ def test_transformers_are_quantized(bits):
 
 @pytest.mark.parametrize("by", [[], 5, None])
 def test_by_is_checked(by):
-    with pytest.raises(ValueError, match="by must be 'tensor', 'row' or a list of them"):
+    with pytest.raises(ValueError, match=r"by must (have at least|be) one"):
         rounding(nn.Linear(2, 2), (torch.ones(4, 2), torch.zeros(4).long()), by=by)
 
 

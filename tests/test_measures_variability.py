@@ -201,8 +201,8 @@ def test_it_prints_what_was_found():
         ({"seed": 1.5}, "seed must be an integer"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1"),
         ({"parameters": []}, "there are no parameters to perturb"),
-        ({"parameters": ["9.weight"]}, "parameters must be of the model or their names"),
-        ({"parameters": [torch.zeros(2)]}, "parameters must be of the model or their names"),
+        ({"parameters": ["9.weight"]}, "parameters must be parameters of the model"),
+        ({"parameters": [torch.zeros(2)]}, "parameters must be parameters of the model"),
     ],
 )
 def test_bad_arguments_get_a_sentence(options, sentence):

@@ -112,10 +112,13 @@ class TestTheCost:
 
 class TestControl:
     def test_the_rule(self):
-        def change(cost, loss=0.3, looks=RISEN):
-            return AutoB(first=2.3, loss=loss, cost=cost, looks=looks).change
+        def change(cost, loss=0.3, updates=RISEN):
+            return AutoB(first=2.3, loss=loss, cost=cost, updates=updates).change
 
-        price, fastest = auto_b.SHARE * math.sqrt(2.0 * 2.3), auto_b.SPEED * auto_b.MOST_OFF
+        price, fastest = (
+            auto_b.SHARE * math.sqrt(2.0 * 2.3),
+            auto_b.SPEED * auto_b.MAX_LOG_RATIO,
+        )
         assert (
             change(0.999 * price) == change(price / 2) == change(1.001 * price / auto_b.BAND) == 0
         )
@@ -125,21 +128,21 @@ class TestControl:
         assert change(1e9) == -fastest
         assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
         # A network that noise has blinded pays nothing for it, and its loss falls by chance.
-        assert change(0.0, loss=2.28) == change(0.0, loss=2.28, looks=auto_b.WAIT) == -fastest
+        assert change(0.0, loss=2.28) == change(0.0, loss=2.28, updates=auto_b.WAIT) == -fastest
         assert change(0.0, loss=2.27) == fastest
-        assert change(0.0, loss=9.3) == change(0.0, loss=9.3, looks=1) == math.log(auto_b.RETREAT)
+        assert change(0.0, loss=9.3) == change(0.0, loss=9.3, updates=1) == math.log(auto_b.SHRINK)
 
     def test_the_rises(self):
-        def change(looks, cost):
-            return AutoB(first=2.3, loss=0.3, cost=cost, looks=looks).change
+        def change(updates, cost):
+            return AutoB(first=2.3, loss=0.3, cost=cost, updates=updates).change
 
         for cost in (0.0, 1e9):
-            first = sum(change(k, cost) for k in range(1, auto_b.RISE + 1))
-            assert first == pytest.approx(math.log(auto_b.RISE))
-            assert {change(k, cost) for k in range(auto_b.RISE, auto_b.WAIT)} == {0}
+            first = sum(change(k, cost) for k in range(1, auto_b.FIRST_RISE + 1))
+            assert first == pytest.approx(math.log(auto_b.FIRST_RISE))
+            assert {change(k, cost) for k in range(auto_b.FIRST_RISE, auto_b.WAIT)} == {0}
         price = auto_b.SHARE * math.sqrt(2.0 * 2.3)
         second = sum(change(k, 0.99 * price) for k in range(auto_b.WAIT, RISEN + 1))
-        assert second == pytest.approx(-math.log(auto_b.FIRST))
+        assert second == pytest.approx(-math.log(auto_b.FIRST_HEIGHT))
         for k in range(auto_b.WAIT, RISEN):  # where noise costs too much there is none
             assert change(k, math.e * price) == pytest.approx(-auto_b.SPEED)
 
@@ -147,12 +150,12 @@ class TestControl:
         control = AutoB(first=9.0)
         for k, z in enumerate([1.0, 2.0, 6.0]):
             control = control.update(z, -z)
-            assert control.looks == k + 1
+            assert control.updates == k + 1
         assert (control.cost, control.loss) == pytest.approx((3.0, -3.0))  # few weigh the same
         for _ in range(200):
             control = control.update(5.0, 1.0)
         assert (control.cost, control.loss) == pytest.approx((5.0, 1.0))
-        expected = auto_b.MEMORY * 5 + (1 - auto_b.MEMORY) * 10
+        expected = auto_b.DECAY * 5 + (1 - auto_b.DECAY) * 10
         assert control.update(10.0, 1.0).cost == pytest.approx(expected)
 
     def test_the_first_loss_is_the_first_that_is_a_number(self):
@@ -160,7 +163,7 @@ class TestControl:
         for loss in (math.nan, math.inf, 2.0, 1.0):
             assert control.due == math.isinf(control.first)
             control = control.update(0.0, loss)
-        assert (control.first, control.loss, control.looks) == (2.0, 1.0, 1)
+        assert (control.first, control.loss, control.updates) == (2.0, 1.0, 1)
 
     def test_the_first_loss_is_not_that_of_weights_that_are_too_large(self):
         """While the loss comes from their size it is not taken, but not for ever."""
@@ -169,7 +172,7 @@ class TestControl:
             assert control.update(0.0, loss, 0.51 * 50) == control
             assert control.update(0.0, loss, 0.49 * 50).first == loss
         assert control.update(0.0, 50.0, -1e9).first == 50
-        late = AutoB(steps=auto_b.LATEST)
+        late = AutoB(steps=auto_b.LATEST_FIRST_LOSS)
         assert late.update(0.0, 50.0, 1e9).first == 50
 
     def test_a_last_layer_that_is_too_large(self):
@@ -194,7 +197,7 @@ class TestControl:
         assert AutoB(*ordinary.param_groups[0]["auto"]).first == first
 
     def test_b_stays_where_it_can_come_back_from(self):
-        seen = AutoB(first=2.0, looks=RISEN, start=0.1)
+        seen = AutoB(first=2.0, updates=RISEN, start=0.1)
         down, up = (seen._replace(loss=loss) for loss in (3.0, 1.0))
         b = 0.1
         for _ in range(1000):
@@ -209,7 +212,7 @@ class TestControl:
         """Where weights stay, b comes to where the cost, d h b², is near its price or below."""
         model = Bowl(d=20_000, h=0.01)
         optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
-        optimizer.param_groups[0]["b"] = auto_b.FIRST * start / auto_b.RISE
+        optimizer.param_groups[0]["b"] = auto_b.FIRST_HEIGHT * start / auto_b.FIRST_RISE
         for step in range(4000):
             optimizer.zero_grad()
             # It began at 2000 and is at 100, but for noise, which adds half of its cost.
@@ -232,13 +235,15 @@ class TestControl:
             layers = [p[0].numel() for p in model.parameters() if p.ndim > 1]
             group = optimizer.param_groups[0]
             start = AutoB(*group["auto"]).start
-            assert group["b"] == pytest.approx(auto_b.FIRST * start / auto_b.RISE)
-            assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(auto_b.NOISE)
+            assert group["b"] == pytest.approx(auto_b.FIRST_HEIGHT * start / auto_b.FIRST_RISE)
+            assert sum(start * math.sqrt(n / 2) for n in layers) == pytest.approx(
+                auto_b.TOTAL_NOISE
+            )
             other = NVRMSGD(model.parameters(), lr=0.1, b="auto", noise="laplace")
             assert other.param_groups[0]["b"] == pytest.approx(group["b"] / math.sqrt(2))
         for small in (nn.Linear(3, 2), nn.BatchNorm1d(5)):
             group = NVRMSGD(small.parameters(), lr=0.1, b="auto").param_groups[0]
-            assert AutoB(*group["auto"]).start == auto_b.LARGEST
+            assert AutoB(*group["auto"]).start == auto_b.LARGEST_STD
 
     def test_only_weights_that_carry_noise_count(self):
         def start(*groups, **options):
@@ -248,7 +253,7 @@ class TestControl:
         frozen.requires_grad_(False)
         table, token = nn.Parameter(torch.zeros(1, 400, 900)), nn.Parameter(torch.zeros(1, 1, 9000))
         one = start({"params": [wide.weight]})
-        assert one == auto_b.NOISE / math.sqrt(4500)
+        assert one == auto_b.TOTAL_NOISE / math.sqrt(4500)
         assert start({"params": [wide.weight, frozen.weight]}) == one
         assert start({"params": [wide.weight, table, token]}) == one
         quiet = {"params": [other.weight], "b": 0.0}
@@ -267,7 +272,7 @@ class TestControl:
         layers = [list(model[0].parameters()), [model[2].weight]]
         groups = [{"params": layers[0], "noise": "laplace"}, {"params": layers[1]}]
         optimizer = NVRMSGD(groups, lr=0.1, b="auto")
-        expected = auto_b.FIRST * auto_b.LARGEST / auto_b.RISE
+        expected = auto_b.FIRST_HEIGHT * auto_b.LARGEST_STD / auto_b.FIRST_RISE
         assert deviations() == pytest.approx([expected] * 2)
         train(model, optimizer, x, y, 40)
         optimizer.add_param_group({"params": [model[2].bias], "noise": "uniform"})

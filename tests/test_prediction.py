@@ -581,7 +581,7 @@ def test_checkpoint_with_names():
     state = NVRMSGD(groups, lr=0.1, b=0.0).state_dict()
     expected = {"0.weight": (0.1, "laplace", None), "1.bias": (0.2, "gaussian", None)}
     assert predict(model, x, optimizer=state).noise == expected
-    with pytest.raises(ValueError, match=r"the parameter '1\.bias', but the model has not"):
+    with pytest.raises(ValueError, match=r"a parameter '1\.bias', which the model lacks"):
         predict(nn.Linear(3, 2), x, optimizer=state)
 
 
@@ -880,7 +880,7 @@ def test_progress():
         ({"seed": -1}, "seed must be an integer"),
         ({"batch_size": 0}, "batch_size must be an integer"),
         ({"confidence": 1}, "confidence must be"),
-        ({"parameters": ["bais"]}, "parameters must be of the model"),
+        ({"parameters": ["bais"]}, "parameters must be parameters of the model"),
         ({"logits": False}, "logits=False needs a model that returns probabilities"),
         ({"vectorize": 1}, "vectorize must be True or False"),
         ({"dropout": "on"}, "dropout must be True or False"),

@@ -85,6 +85,16 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
 
 
+def refuse_two_batches(data: Any) -> None:
+    """Refuse a list of two tensors that are probably two batches of inputs."""
+    if isinstance(data, list) and _is_pair(data) and min(part.ndim for part in data) > 1:
+        raise ValueError(
+            "data must not be a list of two batches, which reads as inputs and their targets: pass "
+            "one tensor of inputs, or an iterator over the batches; for targets of more than one "
+            "dimension pass a tuple (inputs, targets)"
+        )
+
+
 def length(batches: Any) -> int | None:
     """Number of batches, or None if unknown, as for an ``IterableDataset``."""
     try:
@@ -111,17 +121,11 @@ def inputs_and_labels(
     data: Data, device: torch.device, *, needs_labels: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and labels of each batch on a device; missing labels become 0 if not needed."""
-    one_batch = isinstance(data, Tensor)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor):
-        one_batch = True
-        inputs, labels = _split(data)
-        if isinstance(data, list) and labels is not None and min(inputs.ndim, labels.ndim) > 1:
-            raise ValueError(
-                "data must not be a list of two batches, which reads as inputs and their labels: "
-                "pass one batch of inputs, or an iterator"
-            )
-    forms = "a tensor of inputs, a pair of tensors (inputs, labels) or an iterable of these"
+    refuse_two_batches(data)
+    pair = isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor)
+    one_batch = pair or isinstance(data, Tensor)
     if not one_batch:
+        forms = "a tensor of inputs, a pair of tensors (inputs, labels) or an iterable of these"
         check_iterable("data", data, forms, many_times=False)
     for batch in [data] if one_batch else data:
         inputs, labels = _split(batch)

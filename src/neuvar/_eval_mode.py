@@ -29,7 +29,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _overrides_train(module: nn.Module) -> bool:
-    """Whether a module acts when its mode changes, for example merges adapters into weights."""
+    """Whether a module does more when its mode changes, such as merge adapters into weights."""
     return type(module).train is not nn.Module.train
 
 

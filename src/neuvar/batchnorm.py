@@ -21,7 +21,7 @@ def reestimate_batchnorm(
 ) -> int:
     """Compute the statistics of batch normalization at the clean weights.
 
-    Training gathers them at perturbed weights. This function replaces them by means over
+    Training computes them at perturbed weights. This function replaces them by means over
     ``batches``. All other modules run in evaluation mode. After an error, the old statistics are
     restored.
 

@@ -1,8 +1,8 @@
 """Weight noise as a pure function of seed, draw, parameter and position.
 
-There is no state: the noise of any part of any parameter can be computed at any time, in any order,
-with the same result; the table sampler gives the same result on any device. This makes a resumed
-run equal to an uninterrupted one, and a sharded run equal to an unsharded one.
+There is no state: the noise of any part of a parameter can be computed at any time and in any
+order, with the same result. With the table sampler it is the same on any device. So a resumed run
+equals an uninterrupted one, and a sharded run an unsharded one.
 """
 
 from __future__ import annotations
@@ -190,14 +190,14 @@ SAMPLERS = ("table", "fresh")
 def pieces(slot: Slot, draw: Draw, device: torch.device) -> Iterable[Piece]:
     """Standard draws (b = 1) for a slot, as consecutive pieces of its flattened shard.
 
-    The table's pieces are views and the fresh sampler's are at most ``BLOCK`` long, so neither
-    needs memory that grows with the parameter, unless a shard is not a contiguous range.
+    The table's pieces are views, and the fresh sampler's have at most ``BLOCK`` elements. So the
+    memory does not grow with the parameter, unless a shard is not a contiguous range.
 
-    The table is read from an offset that is new for each draw. All parameters lie one after another
-    along the table, which wraps around, so no two weights share an entry. A model with more weights
-    than the table has entries wraps around again, each lap with its own offset: which weights share
-    an entry then changes with every draw, and because the table's mean is 0 their covariance over
-    draws is 0. The noise of a lap is one of ``TABLE_SIZE`` vectors, one for each offset.
+    Each draw reads the table from a new offset. All parameters lie one after another along the
+    table, which wraps around, so no two weights share an entry. If a model has more weights than
+    the table has entries, it takes several laps, each with its own offset. Which weights share an
+    entry then changes with every draw; because the mean of the table is 0, the covariance of their
+    noise over draws is 0. The noise of a lap is one of ``TABLE_SIZE`` vectors, one for each offset.
     """
     low, high = slot.span or (0, math.prod(slot.shape))
     result: Iterable[Piece]
@@ -301,10 +301,14 @@ def has_noise(weights: Tensor, clean: Tensor, term: Term, size: Tensor | None = 
     return True
 
 
+def bit_patterns(x: Tensor) -> Tensor:
+    """The bits of floating-point numbers, as integers in the same memory."""
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
 def same_bits(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors are equal to the bit, NaN included."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return torch.equal(x.view(integers), y.view(integers))
+    return torch.equal(bit_patterns(x), bit_patterns(y))
 
 
 @functools.lru_cache(maxsize=256)
@@ -320,8 +324,8 @@ def _fresh(slot: Slot, low: int, high: int, draw: Draw, device: torch.device) ->
     size = math.prod(slot.shape)
     for block in range(low // BLOCK, -(-high // BLOCK)):
         first, last = block * BLOCK, min((block + 1) * BLOCK, size)
-        # The CPU generator uses the lower 32 bits only, so two blocks of a draw have the same noise
-        # with a probability of 2**-32. The next draw seeds both again.
+        # The CPU generator uses only the lower 32 bits of a seed, so two blocks of a draw have the
+        # same noise with probability 2**-32. The next draw has other seeds.
         generator.manual_seed(_hash(draw.seed, draw.number, draw.rank, slot.number, block))
         z = torch.empty(last - first, dtype=torch.float32, device=device)
         family(draw.noise).fill_(z, generator)

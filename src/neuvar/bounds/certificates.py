@@ -17,6 +17,7 @@ from neuvar import _validate
 from neuvar._batches import Feed
 from neuvar.bounds import formulas
 from neuvar.bounds.formulas import Bound, gaussian_kl, prior_sigma
+from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate
 from neuvar.measures.landscape import DataOptions, Landscape, lists_options
 from neuvar.measures.loss_and_accuracy import (
@@ -87,7 +88,7 @@ def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
 def kl_to_prior(
     model: nn.Module, *, b: float, sigma: float, centre: Weights | None = None
 ) -> float:
-    """Divergence of a model's noisy weights from a Gaussian prior, in nats.
+    """KL divergence of a model's noisy weights from a Gaussian prior, in nats.
 
     Args:
         model: Any module; all its parameters count.
@@ -223,10 +224,7 @@ def _bounded_loss(loss: Loss, clamp: float | None) -> tuple[Loss, float]:
 
 def _positive(name: str, value: float | Sequence[float]) -> list[float]:
     """One or several numbers above 0, as a list."""
-    values = value if isinstance(value, (Sequence, np.ndarray)) else [value]
-    if not len(values):
-        raise ValueError(f"{name} must have at least one value")
-    return [_validate.number(name, x, above=0) for x in values]
+    return [_validate.number(name, x, above=0) for x in several(name, value)]
 
 
 @lists_options(BoundOptions, _Problem)
@@ -311,8 +309,8 @@ def information(
 
     For any prior, :math:`I(\theta + \epsilon; S) \le E_S\,KL(Q_{nv}\|P)`. Here the KL of one
     model estimates the expectation; a mean over models trained on independent data is better. The
-    bound is for the mean over training sets, so it certifies no single model. δ is an upper
-    bound with probability ``confidence``. See :func:`pac_bayes` for the arguments.
+    bound is for the mean over training sets, not for this one model. δ is an upper bound with
+    probability ``confidence``. See :func:`pac_bayes` for the arguments.
 
     >>> model = nn.Linear(2, 2)
     >>> data = torch.randn(400, 2), torch.arange(400) % 2

@@ -1,4 +1,4 @@
-"""Formulas of divergences and bounds.
+"""Formulas of KL divergences and bounds.
 
 Losses lie in [0, ``ceiling``]; the bounds do not hold for other losses. ``failure`` is the
 probability, over the draw of the training data, that a bound does not hold. "The paper" is Xie et
@@ -17,7 +17,7 @@ from neuvar.measures.landscape import lists_options
 
 
 def gaussian_kl(*, count: int, squared_distance: float, b: float, sigma: float) -> float:
-    r"""Divergence of noisy weights from a Gaussian prior, in nats.
+    r"""KL divergence of noisy weights from a Gaussian prior, in nats.
 
     .. math::
 
@@ -51,7 +51,7 @@ def prior_sigma(weight_decay: float, *, examples: int | None) -> float:
 
 
 def binary_kl(q: float, p: float) -> float:
-    """Divergence of a Bernoulli distribution with mean q from one with mean p, in nats.
+    """KL divergence of a Bernoulli distribution with mean q from one with mean p, in nats.
 
     >>> round(binary_kl(0.5, 0.25), 4)
     0.1438
@@ -117,7 +117,7 @@ class Bound:
         value: The bound, in units of the loss: ``risk`` plus ``complexity``.
         risk: The measured risk.
         ceiling: Highest value of the loss.
-        kl: Divergence of the posterior from the prior, in nats.
+        kl: KL divergence of the posterior from the prior, in nats.
         examples: Size m of the training set.
         failure: Probability that the bound does not hold; 0 for a bound in expectation.
     """
@@ -131,7 +131,7 @@ class Bound:
 
     @property
     def vacuous(self) -> bool:
-        """Whether the bound says nothing: it is at least the ceiling."""
+        """Whether the bound is useless, because it is not below the ceiling."""
         return self.value >= self.ceiling
 
     @property
@@ -167,14 +167,14 @@ def mcallester_bound(
     .. math:: L(Q) \le \hat L(Q) + 4\sqrt{\frac{KL + \ln(2m/\Delta)}{m}}
 
     It holds for all posteriors Q at once, so Q, and with it b, may depend on the data. The prior
-    may not, except for a choice among ``choices`` priors that were fixed beforehand.
+    may not, except for a choice among ``choices`` priors that were fixed before.
 
     References:
         McAllester 1999, PAC-Bayesian model averaging; as in Neyshabur et al. 2017, equation 7.
 
     Args:
         risk: Mean loss over the posterior on the training data.
-        kl: Divergence of posterior from prior, in nats.
+        kl: KL divergence of the posterior from the prior, in nats.
         examples: Size m of the training set.
         failure: Δ, the probability that the bound does not hold.
         choices: Number of priors (values of σ) from which the best was chosen.
@@ -278,7 +278,7 @@ def forgetting_bound(
         L_A(Q_B) \le \hat L_A(Q_A) + \delta_{AB} + 4\sqrt{\frac{KL(Q_B\|P) + \ln(2m/\Delta)}{m}}
 
     ``risk`` is the training loss of task A after task A, ``delta_ab`` its rise through task B,
-    ``kl`` the divergence after task B; see :func:`mcallester_bound` for the others.
+    ``kl`` the KL divergence after task B; see :func:`mcallester_bound` for the others.
 
     >>> bound = forgetting_bound(0.02, 0.3, kl=100.0, examples=60_000)
     >>> round(bound.risk, 2), bound.vacuous

@@ -203,8 +203,9 @@ def _mean_power(problem: Problem, data: Data, kind: str = "", seed: int = 0) -> 
 def choose_method(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Method:
     """The fastest method that is correct for this network.
 
-    :func:`by_layers` itself detects weights that are shared, or used outside of their layer. Here a
-    comparison with another method detects samples that affect each other.
+    :func:`by_layers` itself detects weights that are shared, or used outside of their layer. This
+    function also compares its results with another method, to detect samples that affect each
+    other.
     """
     where = torch.linspace(0, len(inputs) - 1, min(COMPARED, len(inputs))).round().long()
     x, y = inputs[where.to(inputs.device)], labels[where.to(labels.device)]
@@ -359,8 +360,8 @@ def _linear_layers(network: nn.Module, weights: Weights) -> dict[str, nn.Linear]
 def _recorded(layers: dict[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Record the input and output of each layer in one forward pass.
 
-    Meanwhile the layers compute with detached weights. So the autograd graph has only those uses of
-    the weights that are outside of their layers.
+    During the pass, the layers compute with detached weights. So the autograd graph contains only
+    uses of the weights outside of their layers.
     """
     records: dict[str, tuple[Tensor, Tensor]] = {}
 

@@ -49,8 +49,8 @@ class Penalty(ABC):
     Under NVRM, importances :math:`\Omega` and anchors :math:`\theta^*` are computed at the clean
     weights. With ``at="perturbed"`` the penalty is evaluated at the perturbed weights, like the
     rest of the loss; with ``at="clean"`` at the clean ones. The gradient is linear in the weights,
-    so both have the same mean; "clean" leaves out the noise :math:`\lambda\Omega\epsilon` of the
-    gradient, and copies the weights at each call.
+    so its mean is the same in both cases. With "clean" it lacks the noise
+    :math:`\lambda\Omega\epsilon`, and each call copies the weights.
 
     Attributes:
         strength: the factor λ >= 0. With 0, training is bit-identical to that without penalty.
@@ -92,7 +92,7 @@ class Penalty(ABC):
         r"""The latest penalty divided by the total loss; 0 if the total is 0.
 
         Under NVRM a penalty at perturbed weights includes :math:`\frac\lambda2 \sum_i \Omega_i
-        \epsilon_i^2`. This term has no gradient, and may be most of the penalty.
+        \epsilon_i^2`. This term has no gradient, but may be most of the penalty.
 
         >>> penalty = EWC(300.0)
         >>> penalty.last = torch.tensor(0.5)

@@ -211,7 +211,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     rotated = torch.empty_like(planes)
     for start in range(0, len(planes), ROTATED_AT_ONCE):
         part = slice(start, start + ROTATED_AT_ONCE)
-        # As channels of one image, all share the interpolation weights.
+        # grid_sample reuses the interpolation weights for all channels of an image.
         result = grid_sample(planes[part][None].float(), grid[None], align_corners=False)
         rotated[part] = result[0].round()
     return rotated.view_as(images)

@@ -19,7 +19,7 @@ from neuvar import _validate
 from neuvar.data.dataset import Split
 
 HASHED_ROWS, HASHED_NUMBERS = 256, 1 << 20
-"""How many rows and numbers of a large tensor :func:`digest` hashes at most."""
+"""Largest number of rows and of elements of a tensor that :func:`digest` hashes."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def decode(content: bytes, shape: Shape, name: str) -> Bytes:
 
 
 def gunzip(packed: bytes, length: int, name: str) -> bytes:
-    """Unpack gzip data that must have ``length`` bytes; needs memory for no more than these."""
+    """Unpack gzip data to ``length`` bytes, without using more memory than that."""
     decoder = zlib.decompressobj(wbits=31)
     try:
         content = decoder.decompress(packed, length + 1)

@@ -83,7 +83,7 @@ def load(
 
 @dataclass(frozen=True, eq=False)
 class Obtained:
-    """The verified arrays of a dataset; new if neither the local folder nor the cache has them."""
+    """The verified arrays of a dataset; ``is_new`` if they are to be stored in the cache."""
 
     arrays: Arrays
     source: str
@@ -98,7 +98,7 @@ def obtain(
     download: bool = True,
     progress: bool | None = None,
 ) -> Obtained:
-    """Try one source after another; if all fail, the error says why each of them did."""
+    """Try one source after another; if all fail, the error gives the reason of each."""
     local = data_folder(folder)
     if local is not None and (path := find_in_folder(entry, local)) is not None:
         return Obtained(read_folder(entry, path), str(path))

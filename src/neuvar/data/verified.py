@@ -20,7 +20,7 @@ from neuvar.data.catalogue import Arrays, DataError, Entry
 from neuvar.data.idx import open_regular
 
 LARGEST_FILE = 1 << 28
-"""Larger files are refused unread; the largest official file has 171 MB."""
+"""Largest number of bytes that are read; the largest official file has 171 MB."""
 
 GLOBALS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
 """What a pickle of arrays may import."""

@@ -11,7 +11,7 @@ import torch
 
 from neuvar import _validate
 from neuvar.measures.conversion import probabilities_and_labels
-from neuvar.measures.estimate import central_interval
+from neuvar.measures.estimate import bootstrap, central_interval
 from neuvar.measures.plots import new_axes
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class CalibrationBin:
 class Calibration:
     """Expected calibration error (ECE) of a classifier's predicted class.
 
-    It is above 0 even for a perfectly calibrated model: compare ``value`` with ``floor``, and never
-    compare values of different n or numbers of bins.
+    It is above 0 even for a perfectly calibrated model, so compare ``value`` with ``floor``. Do not
+    compare values with different n or different numbers of bins.
 
     Attributes:
         value: Expected calibration error, the plug-in estimate that papers report.
@@ -72,8 +72,8 @@ class Calibration:
     def bias_reduced(self) -> float:
         r"""Value minus the bootstrap estimate of its bias: :math:`2\,\text{ECE} - \bar{ECE^*}`.
 
-        It removes less than half of the bias for a calibrated model, more for larger gaps. It may
-        be negative: clipping at 0 would bias means over runs.
+        It removes less than half of the bias if the model is calibrated, and more of it if the
+        model is not. It may be negative, so that a mean over runs is not biased.
         """
         return 2 * self.value - float(np.mean(self.resampled))
 
@@ -103,7 +103,8 @@ class Calibration:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the reliability diagram, on ``ax`` or on new axes.
 
-        Grey bars are the intervals of a calibrated model; bins outside are orange diamonds.
+        Grey bars are the intervals of a calibrated model. Bins outside of their interval are
+        orange diamonds.
         """
         ax = new_axes(4.8, 4.8) if ax is None else ax
         x, y = np.array([[b.confidence, b.accuracy] for b in self.bins]).T
@@ -151,7 +152,7 @@ def calibration_error(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Calibration:
-    r"""Expected calibration error of the predicted class, with its error and its floor.
+    r"""Expected calibration error of the predicted class, with its confidence interval.
 
     .. math:: \text{ECE} = \sum_b \frac{n_b}{n} \left| \text{conf}_b - \text{acc}_b \right|
 
@@ -161,12 +162,13 @@ def calibration_error(
         Guo et al. 2017, On calibration of modern neural networks (equal width);
         Nixon et al. 2019, Measuring calibration in deep learning (equal mass);
         Kumar et al. 2019, Verified uncertainty calibration (bias);
-        Bröcker & Smith 2007, Increasing the reliability of reliability diagrams (floor).
+        Bröcker & Smith 2007, Increasing the reliability of reliability diagrams (simulated
+        calibrated models).
 
     Args:
         outputs: Logits or probabilities, shape (n, classes).
         labels: True classes, shape (n,).
-        logits: Whether ``outputs`` are logits or probabilities.
+        logits: True if ``outputs`` are logits, False if they are probabilities.
         bins: Number of bins.
         scheme: "equal-mass" for bins with equal numbers of examples, "equal-width" for bins of
             width 1/bins. Equal confidences share a bin, so many ties make fewer bins.
@@ -199,22 +201,19 @@ def calibration_error(
     def error(gaps: Array) -> float:
         return float(np.abs(np.add.reduceat(gaps, starts)).sum() / n)
 
-    def resample() -> float:
-        times = np.bincount(generator.integers(n, size=n), minlength=n)
-        return error(times * (confidences - correct))
-
+    gaps = confidences - correct
     hits = np.empty((resamples, len(starts)))
     for row in hits:
         row[:] = np.add.reduceat((generator.random(n) < confidences).astype(int), starts)
     expected = [central_interval(column, confidence) for column in (hits / counts).T]
     means = (sums / counts).tolist(), (right / counts).tolist(), counts.tolist()
     return Calibration(
-        value=error(confidences - correct),
+        value=error(gaps),
         maximum=float((np.abs(sums - right) / counts).max()),
         n=n,
         bins=tuple(map(CalibrationBin, *means, expected)),
         scheme=scheme,
-        resampled=tuple(sorted(resample() for _ in range(resamples))),
+        resampled=tuple(bootstrap(lambda w: error(w * gaps), n, resamples, generator).tolist()),
         calibrated=tuple(np.sort(np.abs(hits - sums).sum(axis=1) / n).tolist()),
         confidence=confidence,
     )

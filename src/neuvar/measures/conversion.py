@@ -33,9 +33,8 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def several(name: str, values: Any) -> list[Any]:
     """One value or an iterable of values, as a list that is not empty."""
-    items = (
-        list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
-    )
+    is_one = isinstance(values, str) or not isinstance(values, Iterable)
+    items = [values] if is_one or getattr(values, "ndim", 1) == 0 else list(values)
     if not items:
         raise ValueError(f"{name} must have at least one value, got {values!r}")
     return items
@@ -86,7 +85,7 @@ def probabilities_and_labels(outputs: Any, labels: Any, *, logits: bool) -> tupl
 
 
 def check_probabilities(prefix: str, values: Tensor, *, dim: int) -> None:
-    """Refuse negative values, and those that do not sum to 1; ``prefix`` begins the error."""
+    """Refuse negative values, and rows that do not sum to 1; ``prefix`` begins the message."""
     error = (values.double().sum(dim=dim) - 1).abs().max().item()
     # In half precision, rounding moves the sum away from 1.
     if not (values.min() >= 0 and error <= max(1e-4, math.sqrt(torch.finfo(values.dtype).eps))):

@@ -170,6 +170,17 @@ class Proportion:
         return wilson(self.value, self.of, z) if self.of else (0.0, 1.0)
 
 
+def bootstrap(
+    statistic: Callable[[np.ndarray], float], n: int, resamples: int, generator: np.random.Generator
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Values of a statistic in bootstrap resamples of n examples, sorted.
+
+    ``statistic`` is called with the number of times that each example was drawn.
+    """
+    draws = (np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(resamples))
+    return np.sort([statistic(times.astype(float)) for times in draws])
+
+
 def central_interval(
     values: Sequence[float] | np.ndarray[Any, np.dtype[Any]], confidence: float
 ) -> tuple[float, float]:

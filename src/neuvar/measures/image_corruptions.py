@@ -35,7 +35,7 @@ def corrupt_images(images: Any, kind: str, severity: int, *, seed: int = 0) -> T
         seed: Of random corruptions.
 
     Returns:
-        Images of the same shape, as floating point numbers from 0 to 1.
+        Images of the same shape, as floating-point numbers from 0 to 1.
 
     >>> images = torch.full((2, 1, 8, 8), 0.5)
     >>> corrupt_images(images, "brightness", 3).mean().item().__round__(2)
@@ -63,7 +63,7 @@ def as_images(images: Any) -> Tensor:
         return images.float() / 255
     if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):
         raise ValueError(
-            "images must be bytes or floating point numbers from 0 to 1; normalize them after the "
+            "images must be bytes or floating-point numbers from 0 to 1; normalize them after the "
             f"corruption, got {images.dtype} from {images.min().item()} to {images.max().item()}"
         )
     return images

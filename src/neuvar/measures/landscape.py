@@ -10,11 +10,10 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuvar import _validate
 from neuvar._batches import Batches, Feed, batch_length, feed_batch
-from neuvar.batchnorm import reestimate_batchnorm
+from neuvar.batchnorm import norms_with_statistics, reestimate_batchnorm
 from neuvar.measures.loss_and_accuracy import (
     Loss,
     LossAndAccuracy,
@@ -108,8 +107,7 @@ class Landscape(PerturbedModel):
             _validate.boolean("vectorize", vectorize)
         self.loss, self.feed, self.vectorize = loss, feed or feed_batch, vectorize
         self.batches = Batches(data, batch_size=batch_size, model=model)
-        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        self.batchnorm = batchnorm if any(m.track_running_stats for m in norms) else "absent"
+        self.batchnorm = batchnorm if norms_with_statistics(model) else "absent"
         self.examples = 0
 
     def _begin(self) -> None:
@@ -191,12 +189,12 @@ class Landscape(PerturbedModel):
 
     def _should_vectorize(self) -> bool:
         """Whether to evaluate several perturbed models at once."""
-        if self.vectorize is not None or self.batchnorm == "reestimate":
-            return bool(self.vectorize) and self.batchnorm != "reestimate"
-        return self.calls_dominate(self.largest_batch)
+        if self.batchnorm == "reestimate":
+            return False
+        return self.calls_dominate(self.largest_batch) if self.vectorize is None else self.vectorize
 
     def _agree(self, vectorized: list[LossAndAccuracy], single: list[LossAndAccuracy]) -> bool:
-        """Whether both losses show the same effect of the noise, and it is larger than rounding."""
+        """Whether both results agree, with an effect of the noise that is larger than rounding."""
         # Sign by sign: in their mean the effect of small noise almost cancels.
         for one, other in zip(vectorized, single, strict=True):
             effect = abs(other.loss - self.clean.loss)
@@ -216,7 +214,7 @@ class Landscape(PerturbedModel):
             weights[p] = (clean + shift).to(clean.dtype)
         with self.batches.one_pass() as batches:
             values = self.evaluate_at_once(weights, batches, self._loss_and_accuracy)
-        # If the data changed, evaluate() reports it.
+        # If the data have changed, evaluate() raises an error.
         if values is None or len(values) != len(self.weights):
             return []
         means = self._means(values)

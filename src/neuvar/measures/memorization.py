@@ -194,8 +194,8 @@ def plateau_noise_rate(
     Args:
         train_accuracy: Accuracy on the training labels, wrong ones included, after each epoch, from
             0 to 1; best measured at clean weights and without augmentation.
-        n: Number of training examples. With n, the error is that of the rate at which labels are
-            corrupted; without, that of the share of wrong labels in this data set.
+        n: Number of training examples. With n, the error is for the rate at which labels are
+            corrupted; without n, for the share of wrong labels in this dataset.
         window: Number of epochs at the end to use, at least 10; by default a quarter of all. The
             learning rate should be constant in it.
         tolerance: Largest drift over the window that a plateau may have.

@@ -48,15 +48,13 @@ class PerturbedModel:
         sampler: str = "fresh",
         stream: int = MEASURES,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch module, got {type(model).__name__}")
+        self.slots = select_parameters(model, parameters)
         _validate.one_of("relative_to", relative_to, (None, *RELATIVE_TO))
         _validate.one_of("sampler", sampler, SAMPLERS)
         family(noise)
         self.model, self.relative_to = model, relative_to
         # A separate stream: an optimizer with the same seed may have trained with the same noise.
         self.draw = Draw(noise=noise, seed=_validate.seed(seed), sampler=sampler, rank=stream)
-        self.slots = select_parameters(model, parameters)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -158,7 +156,9 @@ def check_draws(draws: int, antithetic: bool, *, samples: int) -> tuple[int, ...
 
 
 def select_parameters(model: nn.Module, parameters: Parameters | None) -> dict[Tensor, Slot]:
-    """Slots of the parameters to perturb; the noise of one does not depend on the others."""
+    """Slots of the parameters to perturb, the same whichever others are selected."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch module, got {type(model).__name__}")
     named = dict(model.named_parameters())
     all_slots = slots(list(named.values()))
     items: Iterable[Any] = all_slots if parameters is None else parameters
@@ -167,7 +167,7 @@ def select_parameters(model: nn.Module, parameters: Parameters | None) -> dict[T
         p = named.get(item) if isinstance(item, str) else item
         if not isinstance(p, Tensor) or p not in all_slots:
             got = repr(item) if isinstance(item, str) else type(item).__name__
-            raise ValueError(f"parameters must be of the model or their names, got {got}")
+            raise ValueError(f"parameters must be parameters of the model or names, got {got}")
         wanted.add(p)
     if not wanted:
         raise ValueError("there are no parameters to perturb")

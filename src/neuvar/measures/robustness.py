@@ -102,8 +102,6 @@ def corruption_accuracy(
             versions = (corrupt_images(x, *case, seed=key) for case in cases)
             correct = [_is_correct(run, v, labels) for v in itertools.chain([x], versions)]
             hits.append(torch.stack(correct).cpu())
-    if not hits:
-        raise ValueError("data is empty; a measurement needs at least one example")
     clean, *others = torch.cat(hits, 1)
     shares = [Proportion(int(case.sum()), len(case), confidence) for case in others]
     step = len(levels)
@@ -121,8 +119,7 @@ class AdversarialAccuracy:
 
     Attributes:
         clean: Accuracy on the original inputs.
-        attacked: Accuracy after the attack: an upper bound on the worst case, since a stronger
-            attack may succeed more often.
+        attacked: Accuracy after the attack. A stronger attack may find a lower one.
         epsilon: Largest change of an input.
         norm: How changes are measured.
         steps: Steps of the attack.
@@ -172,15 +169,16 @@ def adversarial_accuracy(
         Croce & Hein 2020, Reliable evaluation of adversarial robustness.
 
     Args:
-        model: A classifier; with :class:`neuvar.AveragedPredictor` the attack sees the average.
+        model: A classifier; with :class:`neuvar.AveragedPredictor` the averaged prediction is
+            attacked.
         data: A pair of tensors (inputs, labels), or an iterable of such pairs.
         epsilon: Largest change of an input, in its units.
         norm: ``"inf"`` for the largest change of a value, ``"2"`` for the Euclidean length.
         steps: Steps of the attack.
         step_size: Length α of a step; 2.5 ε / steps by default.
         restarts: Number of attacks on each input, each from a random point in the ball. With
-            ``norm="2"`` the first one starts at the input itself, which is exact for two linear
-            classes.
+            ``norm="2"`` the first one starts at the input itself; for a linear model with two
+            classes this finds the worst case.
         clip: Smallest and largest valid value of an input; None for no limits. Inputs of the data
             must lie inside.
         transform: Turns inputs of the data into inputs of the model, differentiably.
@@ -218,8 +216,6 @@ def adversarial_accuracy(
                     x = ball.project(x + size * ball.step(_margin_gradient(run, x, labels)), inputs)
                 robust = robust & _is_correct(run, x, labels)
             counts += [int(clean.sum()), int(robust.sum()), len(labels)]
-    if not counts[2]:
-        raise ValueError("data is empty; a measurement needs at least one example")
     before, after = (Proportion(int(k), int(counts[2]), confidence) for k in counts[:2])
     return AdversarialAccuracy(before, after, epsilon, norm, steps)
 
@@ -274,9 +270,8 @@ class Ball:
 
 def _lengths(x: Tensor) -> Tensor:
     """Euclidean length of each row; above 0, for divisions."""
-    length: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    length = length.clamp(min=torch.finfo(x.dtype).tiny)
-    return length.view(-1, *[1] * (x.ndim - 1))
+    length: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.ndim)), keepdim=True)
+    return length.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _margin_gradient(run: Transform, x: Tensor, labels: Tensor) -> Tensor:
@@ -303,20 +298,25 @@ def _evaluation(
         raise ValueError(f"model must be a torch module, got {type(model).__name__}")
     batches = Batches(data, batch_size=batch_size, model=model)
     with clean_eval_mode(model), batches.one_pass() as stream:
-        yield model if transform is None else lambda x: model(transform(x)), map(_pair, stream)
+        yield model if transform is None else lambda x: model(transform(x)), _pairs(stream)
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch; refuses other batches."""
-    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if not is_pair or not all(isinstance(part, Tensor) for part in batch):
-        raise ValueError(f"data must have batches (inputs, labels), got {describe(batch)}")
-    inputs, labels = batch
-    if labels.ndim != 1 or labels.dtype not in LABEL_TYPES or len(labels) != len(inputs):
-        raise ValueError(
-            f"labels must be one integer per input, got {labels.dtype} of {tuple(labels.shape)}"
-        )
-    return inputs.detach(), labels.long()
+def _pairs(stream: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels of each batch; refuses other batches, and empty data."""
+    examples = 0
+    for batch in stream:
+        is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+        if not is_pair or not all(isinstance(part, Tensor) for part in batch):
+            raise ValueError(f"data must have batches (inputs, labels), got {describe(batch)}")
+        inputs, labels = batch
+        if labels.ndim != 1 or labels.dtype not in LABEL_TYPES or len(labels) != len(inputs):
+            raise ValueError(
+                f"labels must be one integer per input, got {labels.dtype} of {tuple(labels.shape)}"
+            )
+        examples += len(labels)
+        yield inputs.detach(), labels.long()
+    if not examples:
+        raise ValueError("data is empty; a measurement needs at least one example")
 
 
 @torch.no_grad()

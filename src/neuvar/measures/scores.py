@@ -15,6 +15,7 @@ from neuvar.measures.estimate import (
     Estimate,
     Proportion,
     bisect,
+    bootstrap,
     central_interval,
     normal_quantile,
     wilson,
@@ -37,7 +38,7 @@ def log_loss(outputs: Any, labels: Any, *, logits: bool, confidence: float = 0.9
     Args:
         outputs: Logits or probabilities, shape (n, classes).
         labels: True classes, shape (n,).
-        logits: Whether ``outputs`` are logits or probabilities.
+        logits: True if ``outputs`` are logits, False if they are probabilities.
         confidence: Confidence level of the interval.
 
     >>> round(log_loss(torch.tensor([[0.8, 0.2]] * 4), [0, 0, 0, 1], logits=False).mean, 3)
@@ -153,9 +154,9 @@ def selective_accuracy(
     Args:
         outputs: Logits or probabilities, shape (n, classes).
         labels: True classes, shape (n,).
-        logits: Whether ``outputs`` are logits or probabilities.
-        score: Confidence of the model in each example, by default the largest probability. For
-            example ``-prediction.mutual_information``.
+        logits: True if ``outputs`` are logits, False if they are probabilities.
+        score: Confidence of the model in each example, such as ``-prediction.mutual_information``;
+            by default the largest probability.
         resamples: Number of bootstrap resamples.
         confidence: Confidence level of the intervals.
         seed: Seed of the resampling.
@@ -186,23 +187,20 @@ def selective_accuracy(
         shares = np.divide(right, kept, out=np.zeros_like(right), where=kept > 0)
         return float(np.diff(kept, prepend=0) @ shares / n)
 
-    def resample() -> float:
-        return area(np.bincount(generator.integers(n, size=n), minlength=n).astype(float))
-
     return SelectiveAccuracy(
         thresholds=scores[ends],
         kept=ends + 1,
         right=np.cumsum(correct)[ends].astype(int),
         n=n,
         area=area(np.ones(n)),
-        resampled=np.sort([resample() for _ in range(resamples)]),
+        resampled=bootstrap(area, n, resamples, generator),
         confidence=confidence,
     )
 
 
 @dataclass(frozen=True)
 class AreaUnderROC:
-    """Area under the ROC curve: 0.5 by chance, 1 if every outside score is above every inside one.
+    """Area under the ROC curve: 0.5 by chance, 1 if all outside scores are above all inside ones.
 
     Attributes:
         value: Probability that a random outside score is above a random inside one; ties count

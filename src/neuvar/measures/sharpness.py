@@ -97,8 +97,8 @@ class CurvatureCheck:
 
     ``predicted`` is the mean of :math:`\frac12 \epsilon^\top H \epsilon` over the same draws of ε,
     an estimate of :math:`\frac12 s^2\,\mathrm{tr}\,H` with s the standard deviation of ε. ``ratio``
-    is measured over predicted difference: 1 for small b, nan without curvature. ``interval``
-    contains it with probability ``confidence``; it is narrow because both share their draws.
+    is the measured difference divided by the predicted one: 1 for small b, nan without curvature.
+    ``interval`` contains the true ratio with probability ``confidence``.
     """
 
     measured: Variability
@@ -124,8 +124,8 @@ def curvature_check(
     .. math:: E_\epsilon\,L(\theta + \epsilon) - L(\theta) \approx \frac12\,b^2\,\mathrm{tr}\,H
 
     for Gaussian noise of small b; for other families b is replaced by their standard deviation. If
-    the ratio is not 1, b is too large for the quadratic approximation, or the gradient has jumps,
-    as with ReLU, which the Hessian does not contain. The arguments are as for
+    the ratio is not 1, b is too large for the quadratic approximation, or the gradient is not
+    continuous, as with ReLU: the Hessian does not contain its jumps. The arguments are as for
     :func:`neural_variability`, except for ``batchnorm``; the loss must be twice differentiable.
 
     >>> model = nn.Linear(3, 1, bias=False)
@@ -188,7 +188,7 @@ def gradient(landscape: Landscape) -> dict[Tensor, Tensor]:
 
 @contextmanager
 def _batch_losses(landscape: Landscape) -> Iterator[Iterator[tuple[float, Tensor]]]:
-    """Weight and differentiable loss of each batch; frozen parameters get gradients, too."""
+    """Weight and differentiable loss of each batch; frozen parameters have gradients, too."""
     params, weights = list(landscape.slots), landscape.weights[:, 0]
     shares = (weights / weights.sum()).tolist()
     if any(map(is_sharded, params)):

@@ -1,4 +1,4 @@
-"""Accuracy of a model whose weights are rounded, damaged or stored on imprecise hardware."""
+"""Accuracy of a model whose weights are rounded, have bit errors, or are noisy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neuvar.measures.loss_and_accuracy import are_classes, check_classes, half_t
 from neuvar.measures.perturbed import Parameters, PerturbedModel
 from neuvar.measures.plots import new_axes, plot_band
 from neuvar.measures.torch_kernels import KERNEL_BITS, quantized_copy
-from neuvar.noise import scale, standard_noise
+from neuvar.noise import bit_patterns, scale, standard_noise
 from neuvar.optim.layout import is_sharded, local
 from neuvar.optim.rounding import BY, round_weights, rounding_step
 
@@ -66,7 +66,7 @@ class StoredWeights(PerturbedModel):
         change: Callable[[Tensor, Tensor], Tensor] | None = None,
         of: nn.Module | None = None,
     ) -> Proportion:
-        """Accuracy with weights ``change(parameter, clean weights)``, or of a model on the CPU."""
+        """Accuracy with weights ``change(parameter, clean)``, or of another model ``of`` on CPU."""
         self.move(None)
         if change is not None:
             for p, clean in self._clean_weights.items():
@@ -89,7 +89,7 @@ class StoredWeights(PerturbedModel):
     def fault_curve(
         self,
         kind: str,
-        levels: tuple[float, ...],
+        levels: list[float],
         draws: int,
         damage: Callable[[float, int, Tensor, Tensor], Tensor],
     ) -> Faults:
@@ -101,7 +101,7 @@ class StoredWeights(PerturbedModel):
             for level in levels:
                 values = [self.accuracy(partial(damage, level, k)).value for k in range(draws)]
                 curve.append(Estimate.of(values, self.confidence, within=(0, 1)))
-        return Faults(kind, levels, tuple(curve), clean, draws)
+        return Faults(kind, tuple(levels), tuple(curve), clean, draws)
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,7 @@ def rounding(
     {'tensor': [8, 2], 'row': [8, 2]}
     """
     levels = [_validate.integer("bits", value, low=2, high=16) for value in several("bits", bits)]
-    if not isinstance(by, (str, list, tuple)) or not by:
-        raise ValueError(f"by must be 'tensor', 'row' or a list of them, got {by!r}")
-    groups = [_validate.one_of("by", group, BY) for group in ([by] if isinstance(by, str) else by)]
+    groups = [_validate.one_of("by", group, BY) for group in several("by", by)]
     _validate.boolean("kernels", kernels)
     stored = StoredWeights(model, data, 0, **options)
 
@@ -267,8 +265,8 @@ def bit_flips(
         data: As for :func:`neuvar.neural_variability`.
         rates: One or more probabilities that a bit flips.
         bits: The weights are stored as signed integers of this many bits, 2 to 8; None for their
-            own floating point format, in which one flip can make a weight huge. Predictions from
-            nan scores count as wrong.
+            own floating-point format, in which one flip can make a weight very large. Predictions
+            from nan scores count as wrong.
         by: Which weights share a rounding step: each ``"row"`` or each ``"tensor"``.
         draws: Number of damaged models per rate.
         seed: Of the faults.
@@ -279,9 +277,7 @@ def bit_flips(
     >>> bit_flips(model, data, rates=[0.001, 0.1], draws=4).levels
     (0.001, 0.1)
     """
-    shares = tuple(
-        _validate.number("rates", rate, low=0, high=1) for rate in several("rates", rates)
-    )
+    rates = [_validate.number("rates", rate, low=0, high=1) for rate in several("rates", rates)]
     if bits is not None:
         _validate.integer("bits", bits, low=2, high=8)
     _validate.one_of("by", by, BY)
@@ -293,8 +289,8 @@ def bit_flips(
         generator = np.random.Generator(np.random.PCG64(key))
         return flip_bits(w, rate, generator, bits=bits, by=by)
 
-    what = "floating point weights" if bits is None else f"{bits}-bit weights"
-    return stored.fault_curve(f"rate of bit flips in {what}", shares, draws, damage)
+    what = "floating-point weights" if bits is None else f"{bits}-bit weights"
+    return stored.fault_curve(f"rate of bit flips in {what}", rates, draws, damage)
 
 
 @lists_options(StoredOptions, StoredWeights)
@@ -327,7 +323,7 @@ def analog_noise(
     'multiplicative noise σ of the weights'
     """
     _validate.one_of("kind", kind, ("multiplicative", "additive"))
-    sigmas = tuple(scale("scales", value) for value in several("scales", scales))
+    sigmas = [scale("scales", value) for value in several("scales", scales)]
     stored = StoredWeights(model, data, seed, **options)
 
     def damage(sigma: float, draw: int, p: Tensor, w: Tensor) -> Tensor:
@@ -355,8 +351,8 @@ def flip_bits(
     np.add.at(masks, positions // width, np.left_shift(np.int64(1), positions % width))
     flips = torch.from_numpy(masks).to(weights.device).view(weights.shape)
     if bits is None:
-        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]
-        return (weights.contiguous().view(integer) ^ flips.to(integer)).view(weights.dtype)
+        stored = bit_patterns(weights.contiguous())
+        return (stored ^ flips.to(stored.dtype)).view(weights.dtype)
     # In half precision a quotient may round to 2 ** (bits - 1), which does not fit.
     exact = half_to_float(weights)
     step = rounding_step(exact, bits, by=by)

@@ -36,14 +36,15 @@ class Variability:
         clean: Loss at the model's own weights, :math:`L(\theta, S)`.
         perturbed: Neural variable risk, :math:`E_\epsilon L(\theta + \epsilon, S)`.
         difference: ``perturbed - clean``, signed.
-        delta: Absolute value of ``difference``; biased upward if that is within its error.
+        delta: Absolute value of ``difference``; too large on average if ``difference`` is not
+            significant.
         stderr: Standard error of ``difference``.
         interval: Contains the true difference with probability ``confidence``.
         upper: With probability ``confidence``, (b, δ)-variability holds for every δ above it.
         draws: Number of perturbed models evaluated.
         stopped: ``"tolerance"`` if it was reached, else ``"budget"``.
         confidence: Confidence level of ``interval`` and ``upper``.
-        antithetic: Whether each draw was used with both signs; a pair is one sample.
+        antithetic: Whether each draw was used as ε and −ε; such a pair is one sample.
         noise: Family of the noise.
         relative_to: Whether b is relative to each ``"tensor"``, ``"filter"`` or ``"weight"``.
         batchnorm: ``"keep"``, ``"reestimate"``, or ``"absent"`` without batch normalization.
@@ -96,7 +97,7 @@ def neural_variability(
     .. math:: E_\epsilon\,L(\theta + \epsilon, S) - L(\theta, S)
 
     A model has (b, δ)-neural variability if the absolute value of this is at most δ. Each draw of
-    ε is the same for the whole data set. The model and its weights are not changed; an optimizer's
+    ε is the same for the whole dataset. The model and its weights are not changed; an optimizer's
     noise is removed during the measurement. In half precision rounding changes the loss too: if δ
     is small, measure a copy in single precision.
 
@@ -118,8 +119,8 @@ def neural_variability(
             as ``"labels"``.
         b: Scale of the noise: N(0, b²), Laplace(0, b) or uniform(−b, b).
         draws: Number of perturbed models to evaluate; with ``tolerance``, the maximum. With fewer
-            than 32 the interval is too narrow (85 to 90 % coverage with 4 to 8). It is also too
-            narrow if only few draws change the loss, as for the 0-1 loss of a robust model.
+            than 32 the interval is too narrow (coverage of 85 to 90 % with 4 to 8). It is also too
+            narrow if only a few draws change the loss, as for the 0-1 loss of a robust model.
         tolerance: Stop when the half-width of the interval, in units of the loss, is at most this.
             It is checked after 16, 32, 64, ... samples; early stopping costs about 1 % of coverage.
         confidence: Confidence level of ``interval`` and ``upper``.
@@ -181,7 +182,7 @@ def measure(
             break
         n = min(2 * n, budget)
     upper = max(limit(differences, plan.confidence), -limit(differences, 1 - plan.confidence))
-    # Rounding affects all draws alike, so their spread does not include it.
+    # Rounding affects all draws in the same way, so their spread does not include it.
     rounding = landscape.rounding if b else 0.0
     accuracies = np.array([result.accuracy for result in results])
     has_classes = not math.isnan(landscape.clean.accuracy)

@@ -47,10 +47,10 @@ def mlp(sizes: Iterable[int] = (784, 1024, 1024, 10), *, seed: int) -> Perceptro
 class MultiHead(nn.Module):
     """A fully connected network with one output layer for each task; see :func:`multi_head`.
 
-    One task is selected, at first task 0. The heads of all others are frozen and have no gradient,
-    so no optimizer changes them, and NVRM draws no noise for them. If the same optimizer is used
-    after :meth:`select`, the previous head may have noise until the next step; ``denoised()``
-    removes it. The selected task is part of the state dict.
+    One task is selected, at first task 0. The heads of all other tasks are frozen and have no
+    gradient, so no optimizer changes them, and NVRM draws no noise for them. After :meth:`select`,
+    the previous head may have the optimizer's noise until the next step; ``denoised()`` removes it.
+    The selected task is part of the state dict.
     """
 
     def __init__(self, body: tuple[int, ...], outputs: tuple[int, ...]) -> None:

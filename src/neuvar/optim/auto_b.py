@@ -17,39 +17,39 @@ from neuvar.optim.forward import Noise
 from neuvar.optim.layout import local
 
 AUTO = "auto"
-NOISE = 5.2
+TOTAL_NOISE = 5.2
 """Sum of the relative noise of all layers after the second rise; see :class:`AutoB`."""
-LARGEST = 0.08
+LARGEST_STD = 0.08
 """Upper limit of the standard deviation of the noise after the second rise."""
-FIRST = 0.6
-"""Fraction of that b reached by the first rise."""
+FIRST_HEIGHT = 0.6
+"""b after the first rise, as a fraction of b after the second."""
 SHARE = 0.25
 """Factor s of the price of noise; see :class:`AutoB`."""
 LEAST = 0.01
-"""If the loss has fallen by less than this fraction of the first loss, nothing was learned."""
+"""If the loss has fallen by less than this fraction of the first loss, b shrinks."""
 BAND = 4.0
-"""b grows if the cost is below the price divided by this."""
-EVERY = 5
+"""b grows if the cost is below price / BAND."""
+UPDATE_EVERY = 5
 """Steps between two updates of b."""
-RISE = 5
-"""Updates of the first rise; b begins at 1 / RISE of what it rises to."""
+FIRST_RISE = 5
+"""Updates of the first rise, which begins at 1 / FIRST_RISE of its height."""
 WAIT = 30
 """Updates before the second rise, and before b follows its cost."""
 SECOND_RISE = 20
 """Updates of the second rise."""
-MEMORY = 0.8
+DECAY = 0.8
 """Decay rate of the running means."""
 SPEED = 0.015
-"""Change of log b per update, as a fraction of log(price / cost)."""
-MOST_OFF = 5.0
+"""Change of log b per update, divided by log(price / cost)."""
+MAX_LOG_RATIO = 5.0
 """Upper limit of abs(log(price / cost)): a factor of 10 in b takes at least 155 steps."""
-TOO_LARGE = 0.5
+LARGE_WEIGHTS = 0.5
 """Threshold on θ·g / loss above which the initial weights are too large."""
-LATEST = EVERY * WAIT
+LATEST_FIRST_LOSS = UPDATE_EVERY * WAIT
 """Number of steps after which the loss becomes the first loss, however large the weights."""
-TOO_HIGH = 4.0
+HIGH_LOSS = 4.0
 """Multiple of the first loss above which b shrinks at once."""
-RETREAT = 0.7
+SHRINK = 0.7
 """Factor of b per update while the loss is that high."""
 RANGE = (1e-3, 1e3)
 """Limits of b, in multiples of its value after the second rise."""
@@ -74,12 +74,12 @@ class AutoB(NamedTuple):
     With :math:`L_0` the loss at the start, :math:`L_0 - L` has been learned. The price of noise is
     :math:`s \sqrt{(L_0 - L)\,L_0}` with s = 0.25. If the cost is above the price, b shrinks,
     because steps undo noise instead of learning. If it is below a quarter of the price, b grows.
-    In between b stays, because a network adapts to noise and pays less over time. If less than a
-    hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates begin after 150
-    steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds four times
-    :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone: with very
-    noisy labels little can be learned, b would shrink, and the network would memorize them. The
-    rule does not depend on the scale of the loss.
+    In between, b does not change, because a network adapts to noise and its cost falls over time.
+    If less than a hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates
+    begin after 150 steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds
+    four times :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone:
+    with very noisy labels little can be learned, so b would shrink, and the network would memorize
+    the labels. The rule does not depend on the scale of the loss.
 
     **First loss.** :math:`L_0` is usually the loss of the first step. If the initial weights are
     too large, as for ``nn.Embedding`` that is also the last layer, the network is overconfident and
@@ -91,7 +91,7 @@ class AutoB(NamedTuple):
     Attributes:
         drawn: number of the draw of the next gradient.
         steps: number of steps.
-        looks: number of updates of the running means.
+        updates: number of updates of the running means.
         cost: running mean of the inner product.
         loss: running mean of the loss at perturbed weights.
         first: the first loss; infinite before it is known.
@@ -105,7 +105,7 @@ class AutoB(NamedTuple):
 
     drawn: int = 0
     steps: int = 0
-    looks: int = 0
+    updates: int = 0
     cost: float = 0.0
     loss: float = 0.0
     first: float = math.inf
@@ -119,7 +119,7 @@ class AutoB(NamedTuple):
     @property
     def due(self) -> bool:
         """Whether the next step reads the reports, to update b or to get the first loss."""
-        return not self.begun or (self.steps + 1) % EVERY == 0
+        return not self.begun or (self.steps + 1) % UPDATE_EVERY == 0
 
     @property
     def begun(self) -> bool:
@@ -149,12 +149,12 @@ class AutoB(NamedTuple):
         if not (math.isfinite(cost) and math.isfinite(loss)):
             return self
         if not self.begun:
-            too_large = size > TOO_LARGE * abs(loss) and self.steps < LATEST
+            too_large = size > LARGE_WEIGHTS * abs(loss) and self.steps < LATEST_FIRST_LOSS
             return self if too_large else self._replace(first=loss)
         # The first updates average over the few values so far, without a bias towards 0.
-        memory = min(MEMORY, self.looks / (self.looks + 1))
+        memory = min(DECAY, self.updates / (self.updates + 1))
         return self._replace(
-            looks=self.looks + 1,
+            updates=self.updates + 1,
             cost=memory * self.cost + (1 - memory) * cost,
             loss=memory * self.loss + (1 - memory) * loss,
         )
@@ -163,30 +163,30 @@ class AutoB(NamedTuple):
     def change(self) -> float:
         """The change of log b now.
 
-        >>> AutoB(looks=99, first=2.3, loss=2.4).change == -SPEED * MOST_OFF  # nothing learned
+        >>> AutoB(updates=99, first=2.3, loss=2.4).change == -SPEED * MAX_LOG_RATIO  # no progress
         True
-        >>> AutoB(looks=99, first=2.3, loss=0.3).change == SPEED * MOST_OFF  # noise costs nothing
+        >>> AutoB(updates=99, first=2.3, loss=0.3).change == SPEED * MAX_LOG_RATIO  # no cost
         True
-        >>> AutoB(looks=99, first=2.3, loss=0.3, cost=0.3).change
+        >>> AutoB(updates=99, first=2.3, loss=0.3, cost=0.3).change
         0.0
         """
         learned = self.first - self.loss
-        if self.loss > TOO_HIGH * abs(self.first):
-            return math.log(RETREAT)
-        if self.looks < WAIT:
-            return math.log(1 + 1 / self.looks) if 0 < self.looks < RISE else 0.0
+        if self.loss > HIGH_LOSS * abs(self.first):
+            return math.log(SHRINK)
+        if self.updates < WAIT:
+            return math.log(1 + 1 / self.updates) if 0 < self.updates < FIRST_RISE else 0.0
         price = SHARE * math.sqrt(max(learned * abs(self.first), 0.0))
         if learned <= LEAST * abs(self.first):
-            off = -MOST_OFF
+            log_ratio = -MAX_LOG_RATIO
         elif self.cost > price:
-            off = math.log(price / self.cost)
-        elif self.looks < WAIT + SECOND_RISE:
-            return -math.log(FIRST) / SECOND_RISE
+            log_ratio = math.log(price / self.cost)
+        elif self.updates < WAIT + SECOND_RISE:
+            return -math.log(FIRST_HEIGHT) / SECOND_RISE
         elif self.cost < price / BAND:
-            off = math.log(price / BAND / self.cost) if self.cost > 0 else MOST_OFF
+            log_ratio = math.log(price / BAND / self.cost) if self.cost > 0 else MAX_LOG_RATIO
         else:
-            off = 0.0
-        return SPEED * min(max(off, -MOST_OFF), MOST_OFF)
+            log_ratio = 0.0
+        return SPEED * min(max(log_ratio, -MAX_LOG_RATIO), MAX_LOG_RATIO)
 
     def applied(self, b: float) -> float:
         """Apply the change to b."""
@@ -286,7 +286,7 @@ def begin(new: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> Non
     else:
         std = suggested_std([p.shape for g in new for p in g["params"] if p.requires_grad])
         start = b_from_std(new[0]["noise"], std)
-        control, b = tuple(AutoB(start=start)), FIRST * start / RISE
+        control, b = tuple(AutoB(start=start)), FIRST_HEIGHT * start / FIRST_RISE
     share([*known, *new], b, control)
 
 
@@ -311,7 +311,7 @@ def suggested_std(shapes: Iterable[Sequence[int]]) -> float:
     """
     layers = [s for s in shapes if len(s) > 1 and not (len(s) == 3 and s[0] == 1)]
     inputs = [math.prod(shape[1:]) for shape in layers] or [1]
-    return min(LARGEST, NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))
+    return min(LARGEST_STD, TOTAL_NOISE / sum(math.sqrt(max(n, 1) / 2) for n in inputs))
 
 
 def check_state(value: Any) -> None:

@@ -1,11 +1,11 @@
 """Noise inside the training forward passes of a model, so that its parameters stay clean.
 
 ``Module.__call__`` runs ``self._call_impl``, or ``self._compiled_call_impl`` after
-``Module.compile()``. An :class:`_Entry` in the instance's ``__dict__`` takes the place of that
-method. During the outermost pass, perturbed tensors are in ``module._parameters``; autograd keeps
-references to them, and the parameters are put back before the pass returns. Unlike a forward hook,
-an entry survives Ctrl-C, costs nothing in the submodules that the pass calls, and is not part of
-copies, pickles and scripted modules.
+``Module.compile()``. An :class:`_Entry` in the instance's ``__dict__`` replaces that method. During
+the outermost pass, ``module._parameters`` holds perturbed tensors. The parameters are put back
+before the pass returns; autograd keeps references to the perturbed tensors. Unlike a forward hook,
+an entry also puts the parameters back after Ctrl-C, costs nothing in the submodules that the pass
+calls, and is not part of copies, pickles and scripted modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._compile
@@ -52,27 +52,13 @@ def not_compiled(*, recursive: bool = True) -> Callable[[F], F]:
     return disable(recursive=recursive)  # type: ignore[no-any-return]
 
 
-class Alive(Generic[T]):
-    """Weak references to objects. Unlike a WeakSet, other threads may add some while it is read."""
-
-    def __init__(self) -> None:
-        self._refs: dict[weakref.ref[T], None] = {}
-
-    def add(self, item: T) -> None:
-        self._refs[weakref.ref(item, self._remove)] = None
-
-    def _remove(self, ref: weakref.ref[T]) -> None:
-        self._refs.pop(ref, None)
-
-    def __iter__(self) -> Iterator[T]:
-        return (item for ref in list(self._refs) if (item := ref()) is not None)
-
-    def __len__(self) -> int:
-        return len(self._refs)
+def alive(objects: weakref.WeakValueDictionary[int, T]) -> list[T]:
+    """The objects that still exist; other threads may add some at the same time."""
+    return [item for ref in objects.valuerefs() if (item := ref()) is not None]
 
 
-OWNERS: Alive[WeightNoise] = Alive()
-"""The noise of every optimizer."""
+OWNERS: weakref.WeakValueDictionary[int, WeightNoise] = weakref.WeakValueDictionary()
+"""The noise of every optimizer, by id."""
 REST = "rest"
 """Reason to keep weights clean between training passes, where noise is added in place."""
 
@@ -117,7 +103,7 @@ class WeightNoise(ABC):
         self._register()
 
     def _register(self) -> None:
-        OWNERS.add(self)
+        OWNERS[id(self)] = self
         _watch_other_optimizers()
         if self.model is None or "_modules" in self.model.__dict__:
             self.use()  # else it is an attribute of the model, whose copy is not complete yet
@@ -152,26 +138,29 @@ class WeightNoise(ABC):
     def enter(
         self, slots: list[ModuleParameter], swaps: Swaps, *, wanted: bool, repeats: bool
     ) -> Ending | None:
-        """Begin a forward pass through modules with these parameters; may return how to end it.
+        """Begin a forward pass of modules with these parameters.
+
+        May return a function to call with the result at the end of the pass.
 
         Args:
             slots: the parameters.
-            swaps: takes tensors that stand in for parameters.
+            swaps: collects the perturbed tensors that replace parameters.
             wanted: whether the pass trains the model, so that it gets noise.
-            repeats: whether a backward pass repeats an earlier pass that had noise.
+            repeats: whether a backward pass repeats an earlier pass that had noise, as gradient
+                checkpointing does.
         """
 
     @abstractmethod
-    def lent(self, p: Tensor) -> bool:
+    def in_use(self, p: Tensor) -> bool:
         """Whether a forward pass has used a parameter's noise since the last step."""
 
     @abstractmethod
     def begin_update(self) -> None:
-        """Show the clean weights to the inner optimizer."""
+        """Give the inner optimizer the clean weights."""
 
     @abstractmethod
     def end_update(self, eps: Noise | None) -> None:
-        """Continue after an update, with new noise, or with the old noise (None)."""
+        """Continue after an update with new noise; None keeps the old noise."""
 
     @abstractmethod
     def replace(self, eps: Noise) -> None:
@@ -201,7 +190,7 @@ class WeightNoise(ABC):
         return p.detach().clone()
 
     def size(self, p: Tensor) -> Tensor | None:
-        """What a parameter's noise is multiplied by if b is relative to the weights, or None."""
+        """The factor of a parameter's noise if b is relative to the weights, else None."""
         size = relative_size(p, p.detach(), self.eps[p].draw.relative_to)
         factor = self.factors.get(p)
         return size if size is None or factor is None else size * factor.to(size.device)
@@ -214,7 +203,7 @@ class WeightNoise(ABC):
 def noise_owners(params: Iterable[Tensor]) -> list[WeightNoise]:
     """The noise of all optimizers that train some of these parameters, the last one used first."""
     wanted = set(params)
-    owners = [owner for owner in OWNERS if not wanted.isdisjoint(owner.params)]
+    owners = [owner for owner in alive(OWNERS) if not wanted.isdisjoint(owner.params)]
     return sorted(owners, key=lambda owner: -owner.used)
 
 
@@ -224,10 +213,10 @@ def _watch_other_optimizers() -> None:
 
 
 def _after_any_step(optimizer: Optimizer, *_: Any) -> None:
-    """End the noise of owners whose weights another optimizer has updated."""
+    """Stop the noise of owners whose weights another optimizer has updated."""
     # The noise of this optimizer, or of one that it wraps.
     own = {id(getattr(x, "_weights", None)) for x in (optimizer, *vars(optimizer).values())}
-    for owner in OWNERS:
+    for owner in alive(OWNERS):
         if id(owner) not in own and owner.used != NEVER:
             for group in optimizer.param_groups:
                 if not owner.params.isdisjoint(group["params"]):
@@ -244,7 +233,7 @@ class _Perturbed(NamedTuple):
 
 
 class Swaps(NamedTuple):
-    """Tensors that stand in for parameters during a forward pass."""
+    """Tensors that replace parameters during a forward pass, and where."""
 
     dicts: list[dict[str, Any]]
     names: list[str]
@@ -254,10 +243,10 @@ class Swaps(NamedTuple):
 
 
 class ForwardNoise(WeightNoise):
-    """Lends perturbed tensors to a model's training forward passes.
+    """Gives perturbed tensors to a model's training forward passes.
 
     The parameters always hold the clean weights. The perturbed tensors are kept until the next
-    step, so that all micro-batches of a step share them; their memory is used again afterwards.
+    step, so that all micro-batches of a step share them. Later steps reuse their memory.
     """
 
     def __init__(self, params: Set[Tensor], model: nn.Module) -> None:
@@ -299,8 +288,8 @@ class ForwardNoise(WeightNoise):
             self._perturbed.pop(p, None)
             made = None  # frees its memory
             clean, buffer, term = p.detach(), self._buffers.get(p), self.eps[p]
-            # Two references are ours: the buffer and the storage object made here. Any other means
-            # that the old values are still in use, for example by autograd.
+            # Two references are ours: the buffer and the storage object made here. If there are
+            # more, the old values are still in use, for example by autograd.
             if (
                 buffer is None
                 or torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) > 2
@@ -315,7 +304,7 @@ class ForwardNoise(WeightNoise):
             made = self._perturbed[p] = _Perturbed(tensor, buffer.data_ptr(), *state)
         return made
 
-    def lent(self, p: Tensor) -> bool:
+    def in_use(self, p: Tensor) -> bool:
         return p in self._perturbed
 
     def forget(self) -> None:
@@ -419,14 +408,14 @@ class _State:
 
 
 def _own_method(memo: dict[int, Any], module: nn.Module | None, name: str) -> Any:
-    """The method of a copy, for modules that copy their __dict__ by themselves."""
+    """The method of a copied module, for modules that copy their __dict__ by themselves."""
     return getattr(memo[id(module)], name) if id(module) in memo else None
 
 
 def install(model: nn.Module, owner: WeightNoise) -> None:
     """Intercept the forward passes of a model and of its submodules while the owner is alive."""
     lists = [module for module in model.modules() if isinstance(module, ParametrizationList)]
-    # They are called by any access to the weight, also outside of forward passes.
+    # Any access to the weight calls them, also outside of forward passes.
     parametrizations = {part for module in lists for part in module.modules()}
     for module in model.modules():
         if module in parametrizations:
@@ -459,8 +448,8 @@ def _noisy_pass(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return plain(*args, **kwargs)
     swaps, result = Swaps([], [], [], [], []), None
     entries, endings = list[_Entry](), list[Ending]()
-    # C functions only, because Ctrl-C cannot interrupt them. Parameters that forward() itself has
-    # replaced are not put back.
+    # Only C functions, which Ctrl-C cannot interrupt. Parameters that forward() itself has replaced
+    # are not put back.
     ours = map(operator.is_, map(dict.get, swaps.dicts, swaps.names), swaps.tensors)
     back = itertools.compress(zip(swaps.dicts, swaps.names, swaps.params), ours)  # noqa: B905
     put_back: Callable[[], Any]
@@ -506,13 +495,13 @@ def _begin(root: nn.Module, entries: list[_Entry], swaps: Swaps, endings: list[E
     owners = [owner for ref in refs if (owner := ref()) is not None]
     for owner in sorted(owners, key=operator.attrgetter("used"), reverse=True):
         own = [slot for slot in slots if slot[2] in owner.eps]
-        lent = repeats and any(owner.lent(p) for _, _, p in own)
-        if not repeats or lent:
+        had_noise = repeats and any(owner.in_use(p) for _, _, p in own)
+        if not repeats or had_noise:
             slots = [slot for slot in slots if slot[2] not in owner.params]
         if own:
             trained = any(module.training for module, _, _ in own)
             wanted = owner.always or (grads and trained and owner.used != NEVER)
-            if (ending := owner.enter(own, swaps, wanted=wanted, repeats=lent)) is not None:
+            if (ending := owner.enter(own, swaps, wanted=wanted, repeats=had_noise)) is not None:
                 endings.append(ending)
     deque(map(operator.setitem, swaps.dicts, swaps.names, swaps.tensors), 0)
 
@@ -551,7 +540,7 @@ def _end(entries: list[_Entry], swaps: Swaps, endings: list[Ending], result: Any
 
 
 def _end_interrupted_passes() -> None:
-    """Put back parameters after Ctrl-C at the very end of a pass; other passes are in progress."""
+    """Put back the parameters of passes that Ctrl-C ended before they could do so themselves."""
     running = set(_callers(sys._getframe()))
     for put_back, frame in list(_OPEN.frames.items()):
         if frame not in running:

@@ -64,8 +64,8 @@ def reshard(params: Iterable[Tensor]) -> None:
 def relative_size(p: Tensor, weights: Tensor, relative_to: str | None) -> Tensor | None:
     """Factor by which relative noise is scaled; None if the noise is absolute.
 
-    It is the root mean square of a ``"tensor"``, or of each ``"filter"`` (its first index; a
-    tensor with one dimension is one filter), or each ``"weight"`` itself.
+    It is the root mean square of the whole ``"tensor"`` or of each ``"filter"`` (a slice along the
+    first axis; a vector is one filter), or each ``"weight"`` itself.
 
     Args:
         p: the parameter, which may be sharded.
@@ -99,7 +99,7 @@ def slots(params: Sequence[Tensor]) -> dict[Tensor, Slot]:
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
             part, offset = compute_local_shape_and_global_offset(p.shape, *sharding(p))
-            result[p] = shard_slot(shape, tuple(offset), tuple(part), number=number, start=start)
+            result[p] = shard_slot(shape, offset, part, number=number, start=start)
         else:
             result[p] = whole_slot(shape, number=number, start=start)
         start += p.numel()
@@ -117,7 +117,7 @@ def check_parameters(params: Sequence[Tensor]) -> None:
             )
         what = f"parameter {index} of shape {tuple(p.shape)}"
         if not p.is_floating_point():
-            raise ValueError(f"{what} has dtype {p.dtype}; noise needs real floating point weights")
+            raise ValueError(f"{what} has dtype {p.dtype}; noise needs real floating-point weights")
         if p.layout is not torch.strided:
             raise ValueError(f"{what} has layout {p.layout}; noise needs dense weights")
         if is_sharded(p) and any(place.is_partial() for place in sharding(p)[1]):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from neuvar.noise import Term, add_noise, has_noise, pieces, same_bits
+from neuvar.noise import Term, add_noise, bit_patterns, has_noise, pieces, same_bits
 from neuvar.optim.forward import (
     NEVER,
     OWNERS,
@@ -28,6 +28,7 @@ from neuvar.optim.forward import (
     Noise,
     Swaps,
     WeightNoise,
+    alive,
     no_transforms,
     noise_owners,
     not_compiled,
@@ -75,10 +76,9 @@ def as_trained(p: Tensor) -> Tensor:
 
 
 def end_other_noise(params: Iterable[Tensor], own: object) -> None:
-    """Remove the noise of other optimizers from parameters, for good."""
-    others = [owner for owner in OWNERS if owner is not own]
-    for other in others:
-        noisy = isinstance(other, NoisyParameters) and other.noisy
+    """Remove the noise of other optimizers from parameters permanently."""
+    for other in alive(OWNERS):
+        noisy = other is not own and isinstance(other, NoisyParameters) and other.noisy
         if noisy and not other.eps.keys().isdisjoint(params):
             reason = object()
             other.hold(reason)
@@ -121,7 +121,7 @@ class Exact:
 
     def __init__(self) -> None:
         self._buffers: dict[Tensor, Tensor] = {}
-        self._lent: dict[Tensor, Tensor] = {}
+        self._swapped: dict[Tensor, Tensor] = {}
         self.sizes: dict[Tensor, Tensor | None] = {}
 
     def remove(self, eps: Noise) -> None:
@@ -152,24 +152,24 @@ class Exact:
 
     def begin_update(self, eps: Noise) -> None:
         """Let the inner optimizer update the clean weights."""
-        # It works on the buffer itself, which saves two copies. Outside of a step the memory of a
-        # parameter does not change.
+        # It works on the buffer itself, which saves two copies. After the step, each parameter has
+        # its old memory again.
         try:
             for p in eps:
                 if is_sharded(p):
                     local(p).copy_(self._buffer(p))
                 else:
-                    self._lent[p] = p.data
+                    self._swapped[p] = p.data
                     p.data = self._buffers[p]
         except BaseException:
-            for p in list(self._lent):
-                p.data = self._lent.pop(p)
+            for p in list(self._swapped):
+                p.data = self._swapped.pop(p)
             raise
 
     def end_update(self, eps: Noise) -> None:
-        """Take the updated weights into the buffers."""
+        """Store the updated weights in the buffers."""
         for p in eps:
-            if (live := self._lent.pop(p, None)) is not None:
+            if (live := self._swapped.pop(p, None)) is not None:
                 if p.data_ptr() != self._buffers[p].data_ptr():  # an optimizer that rebinds data
                     self._buffers[p].copy_(p.data)
                 p.data = live
@@ -204,11 +204,11 @@ class Exact:
         return "clean" if same_bits(weights, clean) else None
 
     def load_clean(self, p: Tensor, saved: Sequence[Any], term: Term) -> None:
-        """Make weights clean that were recognized as noisy."""
+        """Remove the noise of weights that were recognized as noisy."""
         local(p).copy_(local(saved[0]))
 
     def load_noisy(self, p: Tensor, saved: Sequence[Any], term: Term, *, noisy: bool) -> None:
-        """Perturb weights that were recognized, unless they are noisy already."""
+        """Add the noise to weights that were recognized, unless they have it already."""
         self._buffer(p).copy_(local(saved[0]))
         self.write({p: term})
 
@@ -253,7 +253,7 @@ class Replay(Exact):
         return copy
 
     def untouched(self, p: Tensor, term: Term) -> bool:
-        # Known only right after loading: torch's set_state_dict loads the optimizer's state, then
+        # Needed only right after loading: torch's set_state_dict loads the optimizer's state, then
         # writes the same weights into the model again.
         return self._loaded.get(p) == int(_sum_of_bits(local(p)))
 
@@ -282,8 +282,7 @@ MODES: dict[str, type[Exact]] = {"exact": Exact, "replay": Replay}
 
 
 def _sum_of_bits(weights: Tensor) -> Tensor:
-    integers = torch.int64 if weights.element_size() == 8 else torch.int32
-    return weights.contiguous().view(integers).sum(dtype=torch.int64)
+    return bit_patterns(weights.contiguous()).sum(dtype=torch.int64)
 
 
 def _fingerprint(p: Tensor, weights: Tensor) -> int:
@@ -316,7 +315,7 @@ class NoisyParameters(WeightNoise):
         self._updating: Noise = {}
         self._torn = False
         self._marks: dict[Tensor, tuple[int, int]] = {}
-        self._set_aside: dict[Tensor, Tensor] = {}
+        self._suspended: dict[Tensor, Tensor] = {}
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,7 +324,7 @@ class NoisyParameters(WeightNoise):
                 "in replay mode an optimizer can be copied or pickled only inside "
                 "`with optimizer.denoised():`"
             )
-        dropped: dict[str, Any] = {"_marks": {}, "_hooks": [], "_set_aside": {}}
+        dropped: dict[str, Any] = {"_marks": {}, "_hooks": [], "_suspended": {}}
         kept = {k: v for k, v in self.__dict__.items() if k != "used"}
         return kept | super().__getstate__() | dropped
 
@@ -354,7 +353,7 @@ class NoisyParameters(WeightNoise):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Write to weights; in replay mode, an interruption is detected by the next call."""
+        """Write to weights; in replay mode, the next call detects an interruption."""
         self._marks = {}
         self._torn = not self.mode.survives
         with torch.no_grad():
@@ -389,8 +388,8 @@ class NoisyParameters(WeightNoise):
         self._mark_all()
 
     def begin_update(self) -> None:
-        # Writes through .data do not change the version, only the values. Comparing values is slow,
-        # so it is done at power-of-two draws.
+        # Writes through .data change the values, but not the version. Comparing values is slow, so
+        # it is done at power-of-two draws.
         draws = max((term.draw.number for term in self.carried.values()), default=0)
         self.check_untouched(thorough=draws.bit_count() == 1)
         if self.model is not None:
@@ -445,7 +444,7 @@ class NoisyParameters(WeightNoise):
 
     # Forward passes of a known model.
 
-    def lent(self, p: Tensor) -> bool:
+    def in_use(self, p: Tensor) -> bool:
         return self.noisy
 
     def enter(
@@ -460,22 +459,22 @@ class NoisyParameters(WeightNoise):
             self._begin_hooks()
             self.passes += 1
             return None
-        if not self.noisy or self._set_aside:
+        if not self.noisy or self._suspended:
             return None
         self._suspend()
         return self._resume
 
     def _suspend(self) -> None:
-        """Show clean weights during a pass; a pending backward pass is not affected."""
+        """Put clean weights in place for a pass; a pending backward pass is not affected."""
         try:
             with torch.no_grad():
                 for p in self.eps:
                     clean = self.peek(p)
                     if is_sharded(p):
-                        self._set_aside[p] = local(p).clone()
+                        self._suspended[p] = local(p).clone()
                         local(p).copy_(local(clean))
                     else:
-                        self._set_aside[p], p.data = p.data, clean
+                        self._suspended[p], p.data = p.data, clean
         except BaseException:
             self._resume(None)
             raise
@@ -486,8 +485,8 @@ class NoisyParameters(WeightNoise):
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(_refuse_backward)
         with torch.no_grad():
-            for p in list(self._set_aside):
-                noisy = self._set_aside.pop(p)
+            for p in list(self._suspended):
+                noisy = self._suspended.pop(p)
                 if is_sharded(p):
                     local(p).copy_(noisy)
                 else:
@@ -543,7 +542,7 @@ class NoisyParameters(WeightNoise):
 
     def _changed(self, p: Tensor, *, thorough: bool = True) -> bool:
         if p not in self._marks:
-            return False  # a write was interrupted; the clean weights can be restored
+            return False  # a write was interrupted; the mode can restore the clean weights
         look = self._marks[p] != _mark(p) or (thorough and self.mode.survives)
         return look and not self.mode.untouched(p, self.eps[p])
 
@@ -563,10 +562,10 @@ class NoisyParameters(WeightNoise):
     def recognize(
         self, p: Tensor, saved: Sequence[Any], term: Term, others: Iterable[Term] = ()
     ) -> str | None:
-        """Whether a parameter holds the "noisy" or "clean" weights of a checkpoint.
+        """Whether a parameter holds the "noisy" or the "clean" weights of a checkpoint.
 
-        Noisy weights may carry ``term`` or one of the others. None means neither; this is an error
-        unless the weights are held clean.
+        Noisy weights have the noise ``term`` or one of the others. If they are neither, this raises
+        an error, or returns None while the weights are held clean.
         """
         with torch.no_grad():
             kind = self.mode.recognize(p, local(p), saved, term)
@@ -642,6 +641,6 @@ def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) 
 
 
 def _mark(p: Tensor) -> tuple[int, int]:
-    """Version and address; they change with every write that autograd tracks."""
+    """Version and address: every write that autograd tracks changes them."""
     # A sharded parameter counts writes; its shard does not.
     return p._version, (local(p) if is_sharded(p) else p).data_ptr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from neuvar import noise as noise_
 from neuvar._validate import one_of
 from neuvar.noise import Draw, Term
 from neuvar.optim.auto_b import AutoB, Reports, inner_product, share
-from neuvar.optim.forward import OWNERS, Alive, Noise, not_compiled
+from neuvar.optim.forward import OWNERS, Noise, alive, not_compiled
 from neuvar.optim.layout import is_sharded
 from neuvar.optim.noisy_parameters import MODES, NoisyParameters, end_other_noise
 from neuvar.optim.wrapper import PREFIX, Wrapper, is_real_step
@@ -31,16 +32,16 @@ class NVRM(Wrapper):
               \nabla L(\theta_{t-1} + \epsilon_{t-1})\big), \qquad \epsilon_t \sim b \cdot
               \mathrm{noise}
 
-    Given the model, the optimizer adds noise to forward passes in training mode with gradients on,
-    and to nothing else. The model holds the clean weights :math:`\theta` at any time. :meth:`step`
-    updates :math:`\theta` (with weight decay) by the gradient at :math:`\theta + \epsilon` and
-    draws new noise. The first gradient is taken at :math:`\theta_0`.
+    If you pass the model, only forward passes in training mode with gradients on have noise. The
+    model always holds the clean weights :math:`\theta`. :meth:`step` updates :math:`\theta` (with
+    weight decay) by the gradient at :math:`\theta + \epsilon` and draws new noise. The first
+    gradient is taken at :math:`\theta_0`, without noise.
 
-    Given parameters alone, the optimizer does not know when the model is trained. The parameters
-    then hold :math:`\theta + \epsilon` between steps, as in the paper's code. Evaluate, save and
-    change them inside :meth:`denoised`. The next call raises an error if weights were changed
-    elsewhere. Changes through ``parameter.data`` or a NumPy view are detected when the noise is
-    removed and after draws 1, 2, 4, 8 and so on; in replay mode they are not detected.
+    If you pass parameters alone, the optimizer does not know when the model is trained. The
+    parameters then hold :math:`\theta + \epsilon` between steps, as in the paper's code. Evaluate,
+    save and change them inside :meth:`denoised`. If weights were changed elsewhere, the next call
+    raises an error. Changes through ``parameter.data`` or a NumPy view are detected when the noise
+    is removed and after draws 1, 2, 4, 8 and so on; in replay mode they are not detected.
 
     Xie et al., "Artificial Neural Variability for Deep Learning", Neural Computation 2021.
 
@@ -50,8 +51,8 @@ class NVRM(Wrapper):
             must have all parameters of ``inner`` whose b is not 0.
         b: scale of the noise: Gaussian N(0, b²), Laplace(0, b) or uniform(-b, b), or "auto" to
             set it during training; see :class:`neuvar.optim.auto_b.AutoB`. A parameter group
-            may have its own ``b`` and ``noise``; with 0 its weights get no noise, and neither do
-            frozen weights. Both may be changed between steps and apply from the next draw on.
+            may have its own ``b`` and ``noise``, which may be changed between steps and apply
+            from the next draw on. With b = 0 its weights get no noise. Frozen weights get none.
         std: standard deviation of the noise, in place of ``b``; also for a group.
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``.
         seed: noise depends on the seed, the number of the draw and the position of a weight. The
@@ -122,7 +123,7 @@ class NVRM(Wrapper):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _OPTIMIZERS.add(self)
+        _OPTIMIZERS[id(self)] = self
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_mode": self._mode, "_ranks": self._ranks, "_sharded": self._sharded}
@@ -152,7 +153,7 @@ class NVRM(Wrapper):
 
     @not_compiled()
     def _begin_step(self) -> tuple[list[Draw] | None, Noise | None]:
-        """Show the clean weights to the inner optimizer; returns the next draws and noise.
+        """Give the inner optimizer the clean weights; return the next draws and noise.
 
         With lr=0 both are None, and the present noise is kept.
         """
@@ -301,11 +302,10 @@ class NVRM(Wrapper):
         self._weights.use()
 
     def _drop_reports(self) -> None:
-        if groups := self._auto_groups():
-            self._reports.waiting = 0
-            self._reports.clear()
-            for group in groups:
-                group["auto"] = tuple(AutoB(*group["auto"]).reset())
+        self._reports.waiting = 0
+        self._reports.clear()
+        for group in self._auto_groups():
+            group["auto"] = tuple(AutoB(*group["auto"]).reset())
 
     def _read_reports(self) -> None:
         """Move the reports into the groups, which a checkpoint contains."""
@@ -343,11 +343,11 @@ class NVRM(Wrapper):
         if control.due:
             # Weights other than 1 are those of a gradient scaler or of micro-batches.
             plain = control.new_weight == control.reported
-            looks, weight = control.looks, 1.0 if plain else control.new_weight
+            updates, weight = control.updates, 1.0 if plain else control.new_weight
             size = max(0.0, *control.new_sizes) if control.new_sizes else 0.0
             new = control.new_cost / weight, control.new_loss / weight, size / weight
             control = control.update(*self._agreed(*new))
-            b = control.applied(b) if control.looks > looks else b
+            b = control.applied(b) if control.updates > updates else b
         control = control.reset()._replace(drawn=drawn.number + 1, steps=control.steps + 1)
         share(groups, b, tuple(control))
 
@@ -480,11 +480,11 @@ def optimizer_of(model: nn.Module) -> NVRM:
 def optimizers_of(model: nn.Module) -> list[NVRM]:
     """All NVRM optimizers with parameters of a model; the last one used is last."""
     params = set(model.parameters())
-    optimizers = [o for o in _OPTIMIZERS if not params.isdisjoint(o._parameters())]
+    optimizers = [o for o in alive(_OPTIMIZERS) if not params.isdisjoint(o._parameters())]
     return sorted(optimizers, key=lambda optimizer: optimizer._weights.used)
 
 
-_OPTIMIZERS: Alive[NVRM] = Alive()
+_OPTIMIZERS: weakref.WeakValueDictionary[int, NVRM] = weakref.WeakValueDictionary()
 
 
 def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from neuvar import _validate
@@ -20,7 +19,7 @@ def rounding_step(weights: Tensor, bits: int, *, by: str = "tensor") -> Tensor:
     _validate.one_of("by", by, BY)
     largest = weights.detach().abs()
     if by == "row" and weights.ndim > 1:
-        largest = largest.flatten(1).amax(1).view(-1, *[1] * (weights.ndim - 1))
+        largest = largest.amax(tuple(range(1, weights.ndim)), keepdim=True)
     else:
         largest = largest.max() if weights.numel() else largest.sum()
     step: Tensor = largest / (2 ** (bits - 1) - 1)
@@ -37,23 +36,22 @@ def round_weights(weights: Tensor, bits: int, *, by: str = "tensor") -> Tensor:
         bits: 2 to 16.
         by: One step for the whole ``"tensor"``, or one for each ``"row"`` along its first axis.
 
+    >>> import torch
     >>> round_weights(torch.tensor([0.9, -0.4, 0.2, -3.0]), bits=3)
     tensor([ 1., -0.,  0., -3.])
     """
     step = rounding_step(weights, bits, by=by)
-    safe = torch.where(step > 0, step, torch.ones_like(step))
-    return (weights.detach() / safe).round() * step
+    return (weights.detach() / step.masked_fill(step == 0, 1)).round() * step
 
 
 def rounding_parameters(model: nn.Module, *, bits: int) -> list[dict[str, Any]]:
     """Parameter groups to train with the noise that rounding to ``bits`` bits will add.
 
     Rounding changes a weight by up to half a step. Each tensor of two or more dimensions gets
-    uniform noise of this size, in a group of its own; biases and normalization layers, which are
+    uniform noise of this size, in a group of its own. Biases and normalization layers, which are
     usually not rounded, get none. The step is that of rounding by tensor. Rounding by row has a
-    smaller step in most rows, so there the noise is larger than what rounding adds. The step
-    depends on the largest weight, so call :func:`update_rounding_noise` now and then, for example
-    once per epoch.
+    smaller step in most rows; there the noise is larger than the rounding error. The step depends
+    on the largest weight, so call :func:`update_rounding_noise` regularly, such as once per epoch.
 
     Args:
         model: Any module.

@@ -32,8 +32,8 @@ class RWP(NVRM):
     It is :class:`~neuvar.NVRM` with noise relative to the norm of each filter: a row of a matrix, a
     filter of a convolution, or a whole vector such as a bias. The first step has no noise. With
     ``mix`` below 1, each step takes a second gradient in :meth:`clean_gradient`; the paper uses
-    another batch for it. The authors gather statistics of batch normalization in clean passes only;
-    here noisy passes count as well, see :func:`neuvar.reestimate_batchnorm`.
+    another batch for it. The authors update the statistics of batch normalization in clean passes
+    only; here noisy passes update them as well, see :func:`neuvar.reestimate_batchnorm`.
 
     Li et al., "Revisiting Random Weight Perturbation for Efficiently Improving Generalization",
     TMLR 2024.
@@ -269,16 +269,15 @@ class ARWP(RWP):
         own = {"_v": self._v, "_squares": self._squares, "_mixed_squares": self._mixed_squares}
         return super().__getstate__() | own
 
+    def _gradient_squares(self) -> dict[Tensor, Tensor]:
+        return {p: filter_squares(p.grad) for p in self._parameters() if p.grad is not None}
+
     def _note_gradients(self, *, mixed: bool) -> None:
-        squares = {p: filter_squares(p.grad) for p in self._parameters() if p.grad is not None}
-        if mixed:
-            self._mixed_squares = squares
-        else:
-            self._squares = squares
+        setattr(self, "_mixed_squares" if mixed else "_squares", self._gradient_squares())
 
     def _read_gradients(self) -> None:
         super()._read_gradients()
-        squares = {p: filter_squares(p.grad) for p in self._parameters() if p.grad is not None}
+        squares = self._gradient_squares()
         if self._mixed is None:
             self._squares = squares
             return
@@ -292,7 +291,9 @@ class ARWP(RWP):
         if draws is not None:
             for group in self.param_groups:
                 for p in self._squares.keys() & set(group["params"]):
-                    self._v[p] = adapted(self._v.get(p), self._squares[p], group["beta"])
+                    v, squares = self._v.get(p), self._squares[p]
+                    new = squares if v is None else group["beta"] * v.to(squares.device) + squares
+                    self._v[p] = new
                     self._weights.factors[p] = (1 + group["eta"] * self._v[p]).rsqrt()
             self._squares = {}
         super()._end_step(draws, eps)
@@ -352,11 +353,6 @@ def filter_squares(g: Tensor) -> Tensor:
     dtype = torch.promote_types(g.dtype, torch.float32)  # half precision would overflow
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
     return norms.square().view([*g.shape[:1], *[1] * (g.ndim - 1)])
-
-
-def adapted(v: Tensor | None, squares: Tensor, beta: float) -> Tensor:
-    """The next v of a parameter: β·v plus the squares of its gradient."""
-    return squares if v is None else beta * v.to(squares.device) + squares
 
 
 def _count(p: Tensor) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neuvar import _validate
-from neuvar._batches import Batches, Feed
+from neuvar._batches import Batches, Feed, refuse_two_batches
 from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.landscape import lists_options
 from neuvar.measures.loss_and_accuracy import half_to_float
@@ -59,11 +59,11 @@ def predict(
     same bits. The data are read once. The model is evaluated in evaluation mode; its weights,
     modes, buffers and the global generators are restored, also after an error or Ctrl-C.
 
-    Memory is bounded for any number of draws: two copies of the weights, twice the result, and
-    about 200 MB for a block of data. Large batches are split by rows for this. Where the draws of
-    one row are too many, as in segmentation, or a batch cannot be split, each draw is evaluated
-    twice. A batch cannot be split if it has anything but tensors with one row per example, or if
-    the outputs of a row depend on the others.
+    The memory does not grow with the number of draws: two copies of the weights, twice the result,
+    and about 200 MB for a block of data. Large batches are split by rows. If a batch cannot be
+    split, or one row has too many outputs, as in segmentation, each draw is evaluated twice. A
+    batch can be split if it has only tensors with one row per example, and the outputs of a row do
+    not depend on the other rows.
 
     References:
         Depeweg et al. 2018, Decomposition of uncertainty in Bayesian deep learning;
@@ -81,11 +81,11 @@ def predict(
         noise: ``"gaussian"``, ``"laplace"`` or ``"uniform"``; by default the optimizer's family,
             or ``"gaussian"`` if ``b`` is given.
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
-            checkpoint. By default all that are alive and have parameters of the model; for each
-            parameter the one that was used last. A state dict does not name its
-            parameters, unless the optimizer was made from named ones. Without names it must have
-            all parameters of the model, or all trained ones, and the same noise for all or groups
-            of :func:`neuvar.optim.rounding_parameters`.
+            checkpoint. By default, each parameter has the noise of the optimizer that trained it
+            last, if this optimizer still exists. A state dict has no names of parameters, unless
+            the optimizer was made from named ones. Without names, it must have all parameters of
+            the model, or all trained ones, with the same noise for all or with the groups of
+            :func:`neuvar.optim.rounding_parameters`.
         parameters: Which to perturb, as tensors or by name; all by default.
         relative_to: With ``b``, whether it is relative to the root mean square of each
             ``"tensor"`` or ``"filter"``, or to each ``"weight"``.
@@ -117,7 +117,7 @@ def predict(
     """
     signs = check_draws(draws, antithetic, samples=1)
     _validate.probability("confidence", confidence)
-    _refuse_two_batches(data)
+    refuse_two_batches(data)
     unlabelled = isinstance(data, Tensor)
     if unlabelled and data.ndim:
         data = (data, torch.zeros(len(data), dtype=torch.int64))
@@ -152,29 +152,20 @@ def predict(
     )  # fmt: skip
 
 
-def _refuse_two_batches(data: Any) -> None:
-    two = isinstance(data, list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
-    if two and min(t.ndim for t in data) > 1:
-        raise ValueError(
-            "data must not be a list of two batches, which reads as inputs and their targets: pass "
-            "one tensor of inputs, or a list of tuples as in [(first,), (second,)]; for targets of "
-            "more than one dimension pass a tuple (inputs, targets)"
-        )
-
-
 class AveragedPredictor(nn.Module):
-    r"""A model whose outputs are averaged over weight noise: log-probabilities, of any input.
+    r"""A model that averages its predictions over weight noise, and returns log-probabilities.
 
     .. math:: \log \frac1K \sum_{k=1}^K \mathrm{softmax} f(x; \theta + \epsilon_k)
 
-    They can be used as logits: ``cross_entropy``, ``argmax`` and ``softmax`` give what the mean
-    probabilities give. The draws are those of :func:`predict` with the same seed, the same for
-    every input. The module shares the model, whose weights it does not change; gradients flow to
-    them. Like :func:`predict` it starts from the clean weights, even if an optimizer that was made
-    from parameters has noise on them. The statistics of batch normalization are kept: to
-    re-estimate them for each draw, use :func:`predict`. Outputs of half precision are averaged and
-    returned in single precision. ``torch.export`` supports it, with ``strict=False``, its default,
-    and one table of noise of 16 MiB for any number of draws. Call ``eval()`` before you use it.
+    You can use the outputs as logits: ``cross_entropy``, ``argmax`` and ``softmax`` give the same
+    as for the mean probabilities. The draws are those of :func:`predict` with the same seed, and
+    the same for every input. The module holds the model itself, not a copy, and does not change its
+    weights; gradients flow to them. Like :func:`predict`, it starts from the clean weights, even if
+    an optimizer that was made from parameters has noise on them. The statistics of batch
+    normalization are kept: to re-estimate them for each draw, use :func:`predict`. Outputs of half
+    precision are averaged and returned in single precision. ``torch.export`` supports the module
+    with ``strict=False``, its default; the export contains a noise table of 16 MiB, whatever the
+    number of draws. Call ``eval()`` before you use it.
 
     Args:
         model: Any classifier.
@@ -206,14 +197,12 @@ class AveragedPredictor(nn.Module):
         **options: Unpack[NoiseOptions],
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch module, got {type(model).__name__}")
+        slots = select_parameters(model, parameters)
         self.model = model
         self.signs = check_draws(draws, antithetic, samples=1)
         self.draws = draws
         self.logits = _validate.boolean("logits", logits)
         self.seed = _validate.seed(seed)
-        slots = select_parameters(model, parameters)
         names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         draw = Draw(seed=self.seed, sampler="table", rank=PREDICTIONS)
         self.terms = {}

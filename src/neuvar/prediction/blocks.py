@@ -17,7 +17,7 @@ BLOCK_BYTES = 1 << 28
 
 
 class Block(NamedTuple):
-    """Batches to evaluate together, and where they lie in the data, counted in batches."""
+    """Batches to evaluate together, and their position in the data, counted in batches."""
 
     batches: list[Any]
     begin: float

@@ -91,7 +91,7 @@ class NoisyClassifier(PerturbedModel):
         if self.dropout and not self.dropout_layers:
             raise ValueError(
                 "dropout=True needs a model with dropout modules, such as nn.Dropout, or nn.LSTM "
-                "with dropout; dropout that other modules compute themselves is not switched on"
+                "with dropout; dropout computed by torch.nn.functional cannot be switched on"
             )
         self._switch_dropout(on=self.dropout)
         self.norms = norms_with_statistics(self.model)
@@ -242,8 +242,10 @@ class NoisyClassifier(PerturbedModel):
         return Generators(device, data).seeded(int(key[0]))
 
     def _should_vectorize(self, block: list[Any], outputs: Tensor) -> bool:
-        if self.dropout or self.statistics is not None or self.vectorize is not None:
-            return bool(self.vectorize) and not self.dropout and self.statistics is None
+        if self.dropout or self.statistics is not None:
+            return False
+        if self.vectorize is not None:
+            return self.vectorize
         large = not can_hold(DRAWS_AT_ONCE * outputs[0, 0].numel())
         return not large and self.calls_dominate(outputs.shape[2] // len(block))
 
@@ -324,7 +326,7 @@ def checked_outputs(outputs: Any) -> Tensor:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    """Whether a module is one of torch's that has dropout, and its mode changes nothing else.
+    """Whether a module is one of torch's with dropout whose mode changes only the dropout.
 
     ``nn.TransformerEncoderLayer`` in evaluation mode may skip the dropout modules inside it.
     """

@@ -1,4 +1,4 @@
-"""The noise to predict with: as given, or that of the training."""
+"""The noise to predict with: that of the arguments, or that of the training."""
 
 from __future__ import annotations
 
@@ -49,19 +49,15 @@ def noise_terms(
         return dict.fromkeys(slots, spec) if spec.b else {}
     if relative_to is not None:
         raise ValueError("relative_to needs b; without it the optimizer says what b is relative to")
-    if optimizer is None:
-        optimizers: Sequence[Wrapper] = optimizers_of(model)
+    if optimizer is None or isinstance(optimizer, Wrapper):
+        optimizers: Sequence[Wrapper] = [optimizer] if optimizer else optimizers_of(model)
+        groups: Groups = [(group, group["params"]) for o in optimizers for group in o.param_groups]
         if not optimizers:
             raise ValueError(
-                "no NVRM optimizer with parameters of this model is alive, so the noise that it "
-                "was trained with is unknown; give b, or the optimizer's state dict as optimizer"
+                "no NVRM optimizer with parameters of this model exists any more, so the noise of "
+                "the training is unknown; give b, or the optimizer's state dict as optimizer"
             )
-    elif isinstance(optimizer, Wrapper):
-        optimizers = [optimizer]
     else:
-        optimizers = []
-    groups: Groups = [(group, group["params"]) for o in optimizers for group in o.param_groups]
-    if not optimizers:
         groups = _saved_groups(optimizer, model)
     if any("mix" in group for group, _ in groups):
         raise ValueError("the noise of RWP and ARWP has no single b; give b and relative_to")
@@ -73,7 +69,7 @@ def noise_terms(
     }
     if not specs:
         raise ValueError("the optimizer has none of the parameters to perturb; give b")
-    # If all are frozen, that was done after training.
+    # If all are frozen, they were frozen after training.
     trained = {p: spec for p, spec in specs.items() if p.requires_grad} or specs
     terms = {p: spec for p, spec in trained.items() if spec.b}
     if not terms:
@@ -110,7 +106,7 @@ def _named_groups(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> Grou
     named: dict[str, Tensor] = dict(model.named_parameters())
     unknown = [name for group in groups for name in group["param_names"] if name not in named]
     if unknown:
-        raise ValueError(f"the state dict has the parameter {unknown[0]!r}, but the model has not")
+        raise ValueError(f"the state dict has a parameter {unknown[0]!r}, which the model lacks")
     return [(group, [named[name] for name in group["param_names"]]) for group in groups]
 
 

@@ -32,9 +32,9 @@ class Prediction:
 
     Attributes:
         probabilities: Mean probabilities :math:`\bar p`, shape (n, classes, ...).
-        entropy: Entropy of the mean, :math:`H[\bar p]`: the whole uncertainty.
-        expected_entropy: Mean of the entropies: the uncertainty that is not about the weights.
-        mutual_information: Their difference I: how much the perturbed models disagree.
+        entropy: Entropy of the mean, :math:`H[\bar p]`: the total uncertainty.
+        expected_entropy: Mean of the entropies: the part that does not come from the weights.
+        mutual_information: The difference I of the two: how much the perturbed models disagree.
         targets: The targets of the data; None if a batch has none.
         draws: Number of perturbed models.
         noise: b, family and ``relative_to`` of the noise of each parameter that has some, by name.
@@ -64,8 +64,8 @@ class Prediction:
     def interval(self, of: str = "probabilities") -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the interval for one of the first four attributes.
 
-        It contains the limit for infinitely many draws with probability ``confidence``, for each
-        number by itself. The bias of a finite number of draws is removed.
+        Each number's interval contains its limit for infinitely many draws with probability
+        ``confidence``. The bias of a finite number of draws is removed.
         """
         _validate.one_of("of", of, PARTS)
         centre = getattr(self, of) - self.bias[of]
@@ -96,9 +96,7 @@ def summarize(samples: Callable[[], Iterable[Sample]]) -> Summary:
     information = (entropy - expected).clamp_(min=0)
     values = dict(zip(PARTS, (mean, entropy, expected, information), strict=True))
     bias, stderr = ({k: torch.zeros_like(v) for k, v in values.items()} for _ in range(2))
-    if m == 1:
-        return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
-    for p, h in samples():
+    for p, h in samples() if m > 1 else ():
         rest = (m * mean - p).div_(m - 1).clamp_(min=0)
         entropies, expected_entropies = entr(rest).sum(2), (m * expected - h) / (m - 1)
         without_one = (rest, entropies, expected_entropies, entropies - expected_entropies)
@@ -111,7 +109,7 @@ def summarize(samples: Callable[[], Iterable[Sample]]) -> Summary:
         stderr[name] = variance.sqrt_()
         bias[name] *= (m - 1) / m
     for name in ("probabilities", "expected_entropy"):
-        bias[name].zero_()  # means have none
+        bias[name].zero_()  # means are unbiased
     return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
 
 
