@@ -4,6 +4,7 @@ Processes that share the tests get the files with slow ones first, so that they 
 modules and pages about a framework that is not installed are left out.
 """
 
+import gc
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,10 +51,25 @@ def pytest_report_header():
     return f"left out, not installed: {', '.join(missing)}" if missing else None
 
 
-def pytest_ignore_collect(collection_path):
-    """Leave out code that needs a missing framework: already its import would fail."""
-    missing = collection_path.suffix == ".py" and is_missing(framework_of(collection_path))
-    return True if missing else None
+def pytest_ignore_collect(collection_path, config):
+    """Leave out code that needs a missing framework, or one that is not wanted.
+
+    Its import would fail, or take seconds.
+    """
+    framework = framework_of(collection_path) if collection_path.suffix == ".py" else None
+    unwanted = config.option.markexpr == "not integrations"
+    return True if framework and (unwanted or is_missing(framework)) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector from the thousands of tests: it would visit them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

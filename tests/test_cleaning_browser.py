@@ -478,8 +478,11 @@ class TestDecisions:
         key = json.dumps(f"neuvar-clean-{one.source.sha256[:16]}")
         a = int(one.issues.worst[0])
 
+        page = visit().page
+
         def opened(kept):
-            page = visit(before=f"localStorage.setItem({key}, {json.dumps(kept)})").page
+            page.evaluate(f"localStorage.setItem({key}, {json.dumps(kept)})")
+            page.reload()
             assert page.locator(".card").count() == 60
             return page
 

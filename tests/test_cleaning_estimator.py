@@ -30,7 +30,7 @@ from neuvar.models import mlp
 SETTINGS = {"b": 0.02, "epochs": 6, "batch_size": 32, "lr": 0.05}
 
 
-@parametrize_with_checks([NVRMClassifier(**SETTINGS)])
+@parametrize_with_checks([NVRMClassifier(**SETTINGS, draws=4)])
 def test_of_scikit_learn(estimator, check, monkeypatch):
     if check.func.__name__ == "check_sample_weight_equivalence_on_dense_data":
         # Networks are trained in float32: 1e-4 is what scikit-learn itself grants float32.

@@ -50,7 +50,7 @@ def test_the_example_is_run_resumed_listed_and_reported(here, capsys):
     lines = Results(here / "results" / "smoke.jsonl").lines()
     assert {line["run"]["model"] for line in lines.values()} == {"narrow"}
     assert {line["parameters"] for line in lines.values()} == {784 * 64 + 64 + 64 * 10 + 10}
-    code, out, err = neuvar(capsys, "run my_experiment.py --scale smoke")
+    code, out, err = neuvar(capsys, "run my_experiment.py --scale smoke --workers 1")
     assert (code, err) == (0, "")
     assert out.splitlines()[-2].startswith("2 finished, 4 finished before, in ")
     assert neuvar(capsys, "run my_experiment.py --scale smoke")[1].startswith("all 6 runs")
