@@ -63,7 +63,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep the garbage collector from the thousands of tests: it would visit them again and again."""
+    """Collect without the garbage collector, which would visit thousands of tests many times."""
     gc.disable()
     try:
         return (yield)

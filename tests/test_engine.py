@@ -462,8 +462,8 @@ class TestKills:
     def test_killed_twenty_times_the_results_are_the_same(self, tmp_path, nursery):
         """The whole group, or the first process alone, or one that carries out runs.
 
-        Workers of the first three sweeps that are killed start as they do for a user. The others are
-        forks, which start in no time.
+        Workers of the first three sweeps that are killed start as they do for a user. The others
+        are forks, which start in no time.
         """
         real = {"data": "mnist-excerpt", "images": 500, "test_images": 100, "width": 16}
         work = [
