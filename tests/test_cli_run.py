@@ -131,7 +131,7 @@ def following(monkeypatch):
     def then(scale, trials, results):
         return [replace(r.run, seed=r.run.seed + 10) for r in results if r.finished]
 
-    monkeypatch.setitem(EXPERIMENTS, "labels", replace(MADE["labels"], then=then))
+    EXPERIMENTS["labels"] = replace(MADE["labels"], then=then)
 
 
 def test_runs_that_follow_from_others(capsys, engine, monkeypatch):
