@@ -125,7 +125,7 @@ def test_finished_runs_are_not_done_again(capsys, engine):
     assert out == "all 4 runs are finished; see them with: neuvar report labels --scale cpu\n"
 
 
-def following(monkeypatch):
+def following():
     """An experiment whose second stage has a trial for each run that finished in the first."""
 
     def then(scale, trials, results):
@@ -134,8 +134,8 @@ def following(monkeypatch):
     EXPERIMENTS["labels"] = replace(MADE["labels"], then=then)
 
 
-def test_runs_that_follow_from_others(capsys, engine, monkeypatch):
-    following(monkeypatch)
+def test_runs_that_follow_from_others(capsys, engine):
+    following()
     engine.becomes = {1: "diverged"}
     words = ("run", "labels", "--scale", "smoke", "--quiet")
     _, out, _ = neuvar(capsys, *words, "--dry-run")
@@ -157,8 +157,8 @@ def test_runs_that_follow_from_others(capsys, engine, monkeypatch):
     assert "2 finished, 4 finished before, in " in out
 
 
-def test_nothing_follows_runs_that_failed_or_were_stopped(capsys, engine, monkeypatch):
-    following(monkeypatch)
+def test_nothing_follows_runs_that_failed_or_were_stopped(capsys, engine):
+    following()
     engine.becomes = {1: "failed"}
     assert neuvar(capsys, "run", "labels", "--scale", "smoke", "--quiet")[0] == 1
     assert len(engine.runs) == 4
