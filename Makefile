@@ -18,12 +18,12 @@ demo: $(VENV)/.installed-demo ## forgetting and wrong labels, with and without N
 # fixtures. Files with slow tests come first, so that both processes end together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: test-says $(VENV)/.installed-dev lint ## lint, type check and all tests; about 9 minutes on two cores
+test: test-says $(VENV)/.installed-dev lint ## lint, type check and all tests; 6 to 8 minutes on two cores
 	$(PYTEST) --durations 20 -m "not integrations"
 
 test-says:
 	@echo "make test: ruff, mypy, all tests, and the examples in docstrings and documents."
-	@echo "It takes about 9 minutes on two cores, and some more the first time, to install packages."
+	@echo "It takes 6 to 8 minutes on two cores, and some more the first time, to install packages."
 	@for name in chromium chromium-browser google-chrome; do \
 		command -v $$name >/dev/null && exit; done; \
 		echo "There is no Chromium: tests of pages in a browser will be skipped."
