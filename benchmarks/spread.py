@@ -46,13 +46,21 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 def difference(differences: Sequence[float], digits: int, *, factor: float = 1) -> str:
     """Mean and 95 % interval of paired differences; the mean alone of one, and a dash of none.
 
+    An end of the interval that would be rounded to 0 gets up to two more digits, to show its side.
+
     >>> difference([0.01, 0.02, 0.03], 1, factor=100)
     '+2.0 (-0.5 to +4.5)'
+    >>> difference([0.1, 0.2, 0.32], 0)
+    '+0 (-0.1 to +0.5)'
     """
     if not differences:
         return "–"
-    mean, low, high = (f"{factor * end:+z.{digits}f}" for end in interval(differences))
-    return f"{mean} ({low} to {high})" if len(differences) > 1 else mean
+    mean, *ends = (factor * value for value in interval(differences))
+    if len(differences) < 2:
+        return f"{mean:+z.{digits}f}"
+    enough = [n for n in range(digits, digits + 2) if all(round(end, n) for end in ends if end)]
+    low, high = (f"{end:+z.{min([*enough, digits + 2])}f}" for end in ends)
+    return f"{mean:+z.{digits}f} ({low} to {high})"
 
 
 def best(candidates: Mapping[str, BySeed], choose: Choice = max) -> tuple[str, BySeed]:

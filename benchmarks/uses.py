@@ -90,13 +90,16 @@ def moved(results: Path) -> list[Use]:
     return found
 
 
+NOISY = ("NVRM-SGD", "NVRM-SGD, b = auto", "dropout + NVRM-SGD")
+
+
 def wrong(results: Path) -> list[Use]:
     """Training on wrong labels, and finding them."""
     lines, found = read(results / "wrong_labels.jsonl"), []
     for name, row in wrong_labels_plan.ROWS.items():
         arms = wrong_labels_tables.trials(lines, name)
         equal = {a: s for a, s in arms.items() if "NVRM" not in a and cost(a) <= 1}
-        noisy = {a: s for a, s in arms.items() if a in ("NVRM-SGD", "dropout + NVRM-SGD")}
+        noisy = {a: s for a, s in arms.items() if a in NOISY}
         if not equal:
             continue
         accuracy: Callable[[Any], float] = lambda line: line["best"]["test"]  # noqa: E731

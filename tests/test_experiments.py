@@ -63,6 +63,19 @@ class TestKeys:
             keys.add(changed.key)
         assert len(keys) == 1 + len(dataclasses.fields(kind)) - len(NOT_IN_KEY)
 
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"lr": "fast"}, "lr must be a finite number >= 0, got 'fast'"),
+            ({"b": float("nan")}, "b must be a finite number >= 0, got nan"),
+            ({"label_noise": "pair", "noise_rate": 2}, "noise_rate must be .* <= 1, got 2"),
+            ({"eval_noise": (0.1, -0.1)}, "eval_noise must be a finite number >= 0, got -0.1"),
+        ],
+    )
+    def test_numbers_are_checked_before_anything_runs(self, wrong, words):
+        with pytest.raises(ValueError, match=words):
+            Training(data="mnist", **wrong)
+
     def test_equal_runs_have_equal_keys(self):
         assert Training(data="x", lr=1, b=0).key == Training(data="x", lr=1.0, b=0.0).key
         assert Training(data="x", eval_noise=[1]) == Training(data="x", eval_noise=(1.0,))
@@ -72,7 +85,7 @@ class TestKeys:
 
 
 def of_type(field):
-    numbers = st.floats(allow_nan=False, allow_infinity=False)
+    numbers = st.floats(0, 1 if field.name == "noise_rate" else None, allow_infinity=False)
     if field.name == "normalize":
         return st.sampled_from(NORMALIZE)
     return {

@@ -78,10 +78,11 @@ class RunSpec:
             value = getattr(self, field.name)
             if field.type == "int":
                 value = _validate.integer(field.name, value, low=int(field.name in AT_LEAST_ONE))
-            elif field.type == "float" and type(value) is int:
-                value = float(value)
+            elif field.type == "float":
+                high = 1 if field.name == "noise_rate" else None
+                value = _validate.number(field.name, value, low=0, high=high)
             elif field.type == "tuple[float, ...]":
-                value = tuple(map(float, value))
+                value = tuple(_validate.number(field.name, item, low=0) for item in value)
             object.__setattr__(self, field.name, value)
         if self.auto_b and self.b:
             raise ValueError(f"b must be 0 with auto_b=True, got {self.b}")
