@@ -15,7 +15,7 @@ from neuvar.cli.command_line import FORMAT, Parser, add_command
 COMMANDS = {
     "demo": (
         "demo",
-        "compare forgetting and wrong labels with and without NVRM, in a minute or two",
+        "compare forgetting and wrong labels with and without NVRM, in about a minute and a half",
     ),
     "list": (
         "list_experiments",
@@ -64,7 +64,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description="Train networks with weight noise, run experiments, and find wrong labels.",
         epilog="""\
 examples:
-  neuvar demo                       train with and without NVRM, in a minute or two
+  neuvar demo                       train with and without NVRM, in about a minute and a half
   neuvar list                       the experiments, and how many of their runs are finished
   neuvar run forgetting             run one; Ctrl-C stops it, the same command resumes
   neuvar run my_experiment.py       run an experiment of your own

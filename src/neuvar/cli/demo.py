@@ -1,4 +1,4 @@
-"""``neuvar demo``: forgetting and wrong labels, with and without NVRM, in a minute or two."""
+"""``neuvar demo``: forgetting and wrong labels, with and without NVRM, in about 90 seconds."""
 
 from __future__ import annotations
 
