@@ -5,6 +5,8 @@ modules and pages about a framework that is not installed are left out.
 """
 
 import gc
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,17 @@ FRAMEWORKS = {
 
 Ray is in the dev extra, but Ray Train also needs pydantic.
 """
+
+REGISTRIES = {
+    "neuvar.continual": ("PENALTIES", "STREAMS"),
+    "neuvar.data": ("LOADERS",),
+    "neuvar.experiments": ("EXPERIMENTS",),
+    "neuvar.labels": ("KINDS",),
+    "neuvar.models": ("NETWORKS",),
+    "neuvar.noise": ("FAMILIES",),
+    "neuvar.train": ("OPTIMIZERS",),
+}
+"""Dicts to which documents and examples add their own, by module."""
 
 
 def framework_of(path: Path) -> str | None:
@@ -85,3 +98,26 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+@cache
+def registries():
+    """Each registry, and a copy of what it had before the first test."""
+    found = [
+        getattr(import_module(module), name)
+        for module, names in REGISTRIES.items()
+        for name in names
+    ]
+    return [(registry, dict(registry)) for registry in found]
+
+
+def pytest_runtest_setup():
+    registries()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """What a file has added to the registries ends with it."""
+    if nextitem is None or nextitem.path != item.path:
+        for registry, before in registries():
+            registry.clear()
+            registry.update(before)
