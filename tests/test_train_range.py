@@ -35,14 +35,14 @@ def curve(height, scales):
 
 class TestThePlace:
     def test_in_closed_form(self):
-        """For L = a + c b², the cost 2 c b² is the price at one b."""
+        """For L = a + c b², the cost 2 c b² is the budget at one b."""
         first, a, c = 2.3, 0.5, 4.0
         scales = [0.02 * 1.05**k for k in range(80)]
         b, because = range_test._choose(curve(lambda b: a + c * b * b, scales), first)
         expected = 0.0
         for _ in range(100):
-            price = SHARE * math.sqrt((first - a - c * expected**2) * first)
-            expected = math.sqrt(price / (2 * c))
+            budget = SHARE * math.sqrt((first - a - c * expected**2) * first)
+            expected = math.sqrt(budget / (2 * c))
         assert b == pytest.approx(expected, rel=1e-3)
         assert f"{b:.2g}" in because
 

@@ -193,9 +193,9 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
 
 def by_seed(results: Sequence[Result]) -> dict[int, Result]:
     """The results by seed; an error if two have the same seed."""
-    found: dict[int, Result] = {}
+    results_by_seed: dict[int, Result] = {}
     for result in results:
-        other = found.setdefault(result.run.seed, result)
+        other = results_by_seed.setdefault(result.run.seed, result)
         if other is not result:
             one, two = as_dict(other.run), as_dict(result.run)
             names = [name for name in one if one[name] != two.get(name)]
@@ -203,7 +203,7 @@ def by_seed(results: Sequence[Result]) -> dict[int, Result]:
                 f"two results have seed {result.run.seed} and b = {result.run.b:g}, but differ in "
                 f"{', '.join(names) or 'nothing'}; compare one setting at a time"
             )
-    return found
+    return results_by_seed
 
 
 def compare(

@@ -59,7 +59,7 @@ def run_one(
 
     Returns:
         A JSON object: status ("finished" or "diverged"), reason, curves, last and best values,
-        realised rate of wrong labels, seeds, seconds.
+        realized rate of wrong labels, seeds, seconds.
 
     >>> from neuvar.experiments import Training
     >>> run = Training(data="mnist-excerpt", images=500, test_images=100, width=32, epochs=2)

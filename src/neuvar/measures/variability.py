@@ -106,7 +106,7 @@ def neural_variability(
     ``functools.partial``, ignore ``ignore_index``; if they have class weights, the sum of these is
     used instead of the number. For other losses, targets that equal their attribute
     ``ignore_index`` (-100 without one) count as ignored, and so do negative targets if the outputs
-    are scores of classes.
+    are logits.
 
     References:
         Xie et al. 2021, Artificial neural variability for deep learning, definition 1.
