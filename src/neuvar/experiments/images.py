@@ -77,7 +77,7 @@ def flipped_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
 
 
 def compared_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
-    """A flipped run with held-out images at every scale, to choose b."""
+    """A run with pair flips and held-out images to choose b."""
     fields: dict[str, Any] = {"reestimate": True} | ({"held_out": 5000} if scale == "paper" else {})
     return flipped_run(scale, b, seed, **(fields | others))
 

@@ -59,8 +59,8 @@ class AutoB(NamedTuple):
     r"""State of the control of b: plain numbers, stored in a parameter group.
 
     **Initial value.** A layer with n inputs preserves the size of its signal if its weights have
-    size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs the signal by
-    :math:`b\sqrt{n/2}` of its size. b rises to the value at which this sums to 5.2 over all layers,
+    size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b changes the signal by a
+    relative :math:`b\sqrt{n/2}`. b rises to the value at which this sums to 5.2 over all layers,
     but to at most 0.08: the wider and deeper a network, the smaller its b. It rises to 0.6 of that
     value in the first 25 steps, and to all of it between steps 150 and 250. More noise at the start
     makes the loss explode, and accuracy on clean labels suffers.
@@ -78,8 +78,8 @@ class AutoB(NamedTuple):
     If less than a hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates
     begin after 150 steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds
     four times :math:`L_0`, b shrinks at once. The budget is not a fraction of :math:`L_0 - L`
-    alone: with very noisy labels little can be learned, so b would shrink, and the network would memorize
-    the labels. The rule does not depend on the scale of the loss.
+    alone: with very noisy labels little can be learned, so b would shrink, and the network would
+    memorize the labels. The rule does not depend on the scale of the loss.
 
     **First loss.** :math:`L_0` is usually the loss of the first step. If the initial weights are
     too large, as for ``nn.Embedding`` that is also the last layer, the network is overconfident and
