@@ -46,7 +46,7 @@ class TestThePlace:
         assert b == pytest.approx(expected, rel=1e-3)
         assert f"{b:.2g}" in because
 
-    def test_a_curve_without_a_price_and_one_that_is_too_steep_from_the_start(self):
+    def test_a_curve_without_a_budget_and_one_that_is_too_steep_from_the_start(self):
         scales = [0.01, 0.02, 0.04]
         assert range_test._choose(curve(lambda _: 0.5, scales), 2.0)[0] == 0.04
         b, _ = range_test._choose(curve(lambda b: {0.01: 0.5}.get(b, math.inf), scales), 2.0)
