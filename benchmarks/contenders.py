@@ -57,7 +57,7 @@ def plain(case: Case, data: Data, *, fused: bool | None = None) -> Trainer:
 def nvrm(
     case: Case, data: Data, *, mode: str = "exact", sampler: str = "table", known: bool = True
 ) -> Trainer:
-    """NVRM by name, made with the model or from its parameters."""
+    """NVRM by name, created with the model or from its parameters."""
     model = case.build()
     given = model if known else model.parameters()
     optimizer = NAMED[case.inner](given, **case.options, b=B, mode=mode, sampler=sampler)

@@ -30,8 +30,8 @@ over rounds. Second line: its quartiles. Third line: the same divided by that of
 optimizer. Fourth line: memory beyond the default optimizer's, in multiples of the parameters, at
 rest between steps / at the peak of a step. Plain is a second copy of torch's default optimizer
 against the first: what differs from 1 there is noise of the measurement. NVRM is the named form,
-made with the model; naive and SAM are around the fused optimizer. IVON takes the inner optimizer's
-place, so its memory is its own state less the inner's."""
+created with the model; naive and SAM are around the fused optimizer. IVON takes the inner
+optimizer's place, so its memory is its own state less the inner's."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from neuvar.data import Batches, Dataset, load, normalization
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
 from neuvar.models import mlp, resnet
-from neuvar.models.seeded import seeded
+from neuvar.models.initialization import seeded
 
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

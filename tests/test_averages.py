@@ -19,7 +19,7 @@ def make_net():
 
 
 def weights_by_hand():
-    """θ after each step, from an optimizer that was made from parameters alone."""
+    """θ after each step, from an optimizer that was created from parameters alone."""
     net = make_net()
     optimizer = neuvar.NVRMAdam(net.parameters(), lr=1e-2, b=0.1)
     for _ in range(STEPS):

@@ -275,7 +275,7 @@ def test_other_losses_must_be_clamped():
 def test_what_no_bound_holds_for_gets_a_sentence():
     with pytest.raises(ValueError, match="batch normalization"):
         bounds.pac_bayes(classifier(), classes(), b=0.1, sigma=1)
-    with pytest.raises(ValueError, match="0-1 loss needs scores of classes"):
+    with pytest.raises(ValueError, match="0-1 loss needs logits"):
         bounds.pac_bayes(nn.Linear(5, 1), (torch.ones(3, 5), torch.ones(3, 1)), b=0.1, sigma=1)
     for norm in (nn.BatchNorm1d(5, track_running_stats=False), nn.BatchNorm1d(5)):
         with pytest.raises(ValueError, match="batch normalization"):

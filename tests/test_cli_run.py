@@ -290,7 +290,7 @@ def test_fresh_removes_the_selected_runs_alone(capsys, engine, here, monkeypatch
         monkeypatch.setattr("builtins.input", lambda asked, answer=answer: answer)
         code, _, err = neuvar(capsys, *fresh)
         assert code == 2
-        assert err.startswith("neuvar: nothing was removed")
+        assert err.startswith("neuvar: cancelled: nothing removed")
     assert len(results.lines()) == 6
     asked = []
     monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or "y")

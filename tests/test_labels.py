@@ -152,7 +152,7 @@ def check_exact(result, transition):
 
 @settings(deadline=None, max_examples=150)
 @given(sizes=SIZES, rate=RATES, seed=SEEDS)
-def test_realised_rates_are_exact_to_one_label(sizes, rate, seed):
+def test_realized_rates_are_exact_to_one_label(sizes, rate, seed):
     k, y = len(sizes), labels_of(sizes)
     eye = np.eye(k)
     check_exact(

@@ -157,7 +157,7 @@ def test_options_of_other_measures_are_refused():
 
 
 def test_targets_must_be_classes():
-    with pytest.raises(ValueError, match="scores of classes"):
+    with pytest.raises(ValueError, match="returns logits"):
         rounding(nn.Linear(5, 3), (torch.ones(2, 5), torch.ones(2, 3)))
 
 

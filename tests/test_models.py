@@ -15,8 +15,8 @@ import neuvar
 from neuvar import NVRMSGD, NVRMAdam
 from neuvar.models import NETWORKS, build, mlp, mobilenet_v2, multi_head, resnet, vgg
 from neuvar.models.convolutional import Block, Bottleneck
+from neuvar.models.initialization import seeded
 from neuvar.models.perceptron import MultiHead
-from neuvar.models.seeded import seeded
 
 SMALL = {
     "mlp": {"width": 8},

@@ -115,16 +115,19 @@ class TestControl:
         def change(cost, loss=0.3, updates=RISEN):
             return AutoB(first=2.3, loss=loss, cost=cost, updates=updates).change
 
-        price, fastest = (
+        budget, fastest = (
             auto_b.SHARE * math.sqrt(2.0 * 2.3),
             auto_b.SPEED * auto_b.MAX_LOG_RATIO,
         )
         assert (
-            change(0.999 * price) == change(price / 2) == change(1.001 * price / auto_b.BAND) == 0
+            change(0.999 * budget)
+            == change(budget / 2)
+            == change(1.001 * budget / auto_b.BAND)
+            == 0
         )
         assert change(0.0) == change(-50.0) == fastest
-        assert change(math.e * price) == pytest.approx(-auto_b.SPEED)
-        assert change(price / auto_b.BAND / math.e) == pytest.approx(auto_b.SPEED)
+        assert change(math.e * budget) == pytest.approx(-auto_b.SPEED)
+        assert change(budget / auto_b.BAND / math.e) == pytest.approx(auto_b.SPEED)
         assert change(1e9) == -fastest
         assert change(0.0, loss=2.3) == change(-1.0, loss=9.0) == -fastest  # nothing learned
         # A network that noise has blinded pays nothing for it, and its loss falls by chance.
@@ -140,11 +143,11 @@ class TestControl:
             first = sum(change(k, cost) for k in range(1, auto_b.FIRST_RISE + 1))
             assert first == pytest.approx(math.log(auto_b.FIRST_RISE))
             assert {change(k, cost) for k in range(auto_b.FIRST_RISE, auto_b.WAIT)} == {0}
-        price = auto_b.SHARE * math.sqrt(2.0 * 2.3)
-        second = sum(change(k, 0.99 * price) for k in range(auto_b.WAIT, RISEN + 1))
+        budget = auto_b.SHARE * math.sqrt(2.0 * 2.3)
+        second = sum(change(k, 0.99 * budget) for k in range(auto_b.WAIT, RISEN + 1))
         assert second == pytest.approx(-math.log(auto_b.FIRST_HEIGHT))
         for k in range(auto_b.WAIT, RISEN):  # where noise costs too much there is none
-            assert change(k, math.e * price) == pytest.approx(-auto_b.SPEED)
+            assert change(k, math.e * budget) == pytest.approx(-auto_b.SPEED)
 
     def test_the_running_means(self):
         control = AutoB(first=9.0)
@@ -209,7 +212,7 @@ class TestControl:
 
     @pytest.mark.parametrize("start", [1e-3, 1.0, 30.0])
     def test_a_bowl_from_any_start(self, start):
-        """Where weights stay, b comes to where the cost, d h b², is near its price or below."""
+        """Where weights stay, b comes to where the cost, d h b², is near its budget or below."""
         model = Bowl(d=20_000, h=0.01)
         optimizer = NVRM(torch.optim.SGD(model.parameters(), lr=1e-12), b="auto")
         optimizer.param_groups[0]["b"] = auto_b.FIRST_HEIGHT * start / auto_b.FIRST_RISE
@@ -221,8 +224,8 @@ class TestControl:
             loss.backward()
             optimizer.step()
         cost = 200 * optimizer.param_groups[0]["b"] ** 2
-        price = auto_b.SHARE * math.sqrt((1900 - cost / 2) * 2000)
-        expected = {1e-3: price / auto_b.BAND, 1.0: 200, 30.0: price}[start]
+        budget = auto_b.SHARE * math.sqrt((1900 - cost / 2) * 2000)
+        expected = {1e-3: budget / auto_b.BAND, 1.0: 200, 30.0: budget}[start]
         assert cost == pytest.approx(expected, rel=0.15)
 
     def test_where_it_begins(self):

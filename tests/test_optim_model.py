@@ -33,7 +33,7 @@ WRAPS = {"parallel": nn.DataParallel, "compiled": lambda m: torch.compile(m, bac
 
 
 def known(mode="exact", steps=3, **options):
-    """A network and an optimizer made with it, which has noise after some steps."""
+    """A network and an optimizer created with it, which has noise after some steps."""
     model = network()
     optimizer = NVRMSGD(model, lr=0.1, momentum=0.9, mode=mode, **({"b": 0.1} | options))
     train(model, optimizer, range(steps))
@@ -1403,9 +1403,11 @@ def test_states_of_the_two_ways_are_told_apart():
     other = network()
     alone = NVRMSGD(other.parameters(), lr=0.1, momentum=0.9, b=0.1)
     train(other, alone, range(3))
-    with pytest.raises(ValueError, match="made from parameters alone; make this one in the same"):
+    with pytest.raises(
+        ValueError, match="created from parameters alone; create this one in the same"
+    ):
         optimizer.load_state_dict(alone.state_dict())
-    with pytest.raises(ValueError, match="made from parameters alone, as this one is"):
+    with pytest.raises(ValueError, match="created from parameters alone, as this one is"):
         alone.load_state_dict(optimizer.state_dict())
 
 

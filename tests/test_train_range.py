@@ -35,18 +35,18 @@ def curve(height, scales):
 
 class TestThePlace:
     def test_in_closed_form(self):
-        """For L = a + c b², the cost 2 c b² is the price at one b."""
+        """For L = a + c b², the cost 2 c b² is the budget at one b."""
         first, a, c = 2.3, 0.5, 4.0
         scales = [0.02 * 1.05**k for k in range(80)]
         b, because = range_test._choose(curve(lambda b: a + c * b * b, scales), first)
         expected = 0.0
         for _ in range(100):
-            price = SHARE * math.sqrt((first - a - c * expected**2) * first)
-            expected = math.sqrt(price / (2 * c))
+            budget = SHARE * math.sqrt((first - a - c * expected**2) * first)
+            expected = math.sqrt(budget / (2 * c))
         assert b == pytest.approx(expected, rel=1e-3)
         assert f"{b:.2g}" in because
 
-    def test_a_curve_without_a_price_and_one_that_is_too_steep_from_the_start(self):
+    def test_a_curve_without_a_budget_and_one_that_is_too_steep_from_the_start(self):
         scales = [0.01, 0.02, 0.04]
         assert range_test._choose(curve(lambda _: 0.5, scales), 2.0)[0] == 0.04
         b, _ = range_test._choose(curve(lambda b: {0.01: 0.5}.get(b, math.inf), scales), 2.0)

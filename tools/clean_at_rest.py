@@ -1,4 +1,4 @@
-"""Who sees noise? An optimizer made with its model, nothing else changed, in each part of torch.
+"""Who sees noise? An optimizer created with its model, nothing else changed, in each part of torch.
 
 Prints a table for docs/clean-weights.md, or writes it there with --write. Each row trains a network
 by NVRM-SGD and looks at it after a step ("at rest"), and between a forward pass and its backward

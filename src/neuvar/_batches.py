@@ -30,7 +30,7 @@ Two tensors in a tuple or a list are always inputs and their labels, never two b
 """
 
 
-class Batches:
+class DataPasses:
     """Data in any accepted form as batches on the model's device, the same in every pass.
 
     Loaders and datasets draw the same random numbers in every pass, and all generators keep

@@ -79,7 +79,8 @@ class BSchedule:
     """Schedule b, as torch's schedulers do with the learning rate.
 
     The b of each group is its initial b, stored as ``initial_b``, times the factor of the rule.
-    Call :meth:`step` once per batch or once per epoch; it acts from the optimizer's next step on.
+    Call :meth:`step` once per batch or once per epoch; it takes effect at the optimizer's next
+    step.
 
     Args:
         optimizer: a neuvar optimizer.

@@ -1,6 +1,6 @@
 """fastai: evaluation, saved weights and resumed runs, compared to the bit.
 
-The reference is a loop written by hand, with an optimizer made from parameters alone.
+The reference is a loop written by hand, with an optimizer created from parameters alone.
 """
 
 import warnings

@@ -1,6 +1,6 @@
 """The Trainer of Hugging Face: evaluation, checkpoints and resumed runs, compared to the bit.
 
-The reference is a loop written by hand, with an optimizer made from parameters alone.
+The reference is a loop written by hand, with an optimizer created from parameters alone.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Lightning: evaluation, checkpoints and resumed runs, compared to the bit.
 
-The reference is a loop written by hand, with an optimizer made from parameters alone.
+The reference is a loop written by hand, with an optimizer created from parameters alone.
 """
 
 from collections import deque

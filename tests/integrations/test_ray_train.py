@@ -1,6 +1,6 @@
 """Ray Train with two workers: evaluation, checkpoints, restarts, and b="auto" alike on both.
 
-The reference is a loop written by hand, with an optimizer made from parameters alone.
+The reference is a loop written by hand, with an optimizer created from parameters alone.
 """
 
 import os

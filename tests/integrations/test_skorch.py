@@ -1,6 +1,6 @@
 """skorch: evaluation, checkpoints, grid search and resumed runs, compared to the bit.
 
-The reference is a loop written by hand, with an optimizer made from parameters alone.
+The reference is a loop written by hand, with an optimizer created from parameters alone.
 """
 
 import pickle

@@ -81,7 +81,7 @@ def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
     tensor(0.5000)
     """
     if not are_classes(outputs, targets):
-        raise ValueError("the 0-1 loss needs scores of classes as outputs and classes as targets")
+        raise ValueError("the 0-1 loss needs logits as outputs and classes as targets")
     return 1 - batch_accuracy(outputs, targets)
 
 

@@ -18,7 +18,7 @@ from neuvar.cleaning.posterior import Array
 
 NEIGHBOURS = 10
 FEWEST = 4
-"""With fewer neighbours, only equal examples are found."""
+"""Fewest neighbours needed to find near copies; below it only equal examples are reported."""
 ROWS, COLUMNS = 1024, 4096
 """Size of the blocks in which the distance matrix is computed."""
 

@@ -73,7 +73,7 @@ class NoiseModel:
         flip_share: rate of contradicted labels among the most confident predictions, divided by
             the rate among all; at most 1. It is near 1 if labels are flipped from class to class,
             and near 0 if labels are wrong where examples are hard.
-        exponent: power of the probabilities that explains the labels best, together with T.
+        exponent: most likely exponent of the probabilities, given the labels and T.
         least_flips: lower end of the interval for the rate of contradicted labels among the most
             confident predictions.
         clearest: indices of the labels that the most confident predictions contradict.

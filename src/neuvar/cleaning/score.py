@@ -177,10 +177,9 @@ def judge_labels(
       with low confidence.
     - ``flagged``: the probability, times 0.95, is above 0.5, and the probabilities prefer another
       class.
-    - ``suggestion_probability``: lowered further, because suggestions replace labels. It is halved
-      where predictions of similar confidence contradict labels more than twice as often as the most
-      confident ones (lower end of the interval). It is at most the median of the suggestions of
-      the most confident predictions.
+    - ``suggestion_probability``: lowered further, because suggestions replace labels. Halved in
+      confidence groups that contradict labels more than twice as often as the most confident
+      predictions (lower end of the interval). Never above the median of the suggestions of these.
     - ``noise_rate``: the fraction of flagged labels.
     - ``transition``: counts the given labels of each class after flagged labels are replaced. Its
       intervals are Wilson's and cover sampling error only.

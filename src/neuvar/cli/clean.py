@@ -40,8 +40,8 @@ DATA is one of
   FILE.csv      with a header line; columns are numbers, dates, categories or text, and may have
                 missing values. The labels are the column label, labels, class, target, category
                 or y, or else the last column; the command prints which. These columns are not used:
-                row numbers (an unnamed first column, a pandas index), short text with too many
-                different values, those of --drop, and label if --labels names another column
+                row numbers (an unnamed first column, a pandas index), short text that rarely
+                repeats, those of --drop, and label if --labels names another column
   FILE.parquet  like FILE.csv
 
 A network is trained once. Its weights are perturbed in training, so that it memorizes few wrong
@@ -140,7 +140,7 @@ examples:
     add("--b", type=_scale, metavar="B",
         help="weight noise of this scale, or auto, instead of SAM")  # fmt: skip
     add("--epochs", type=positive, metavar="N",
-        help=f"gradients per example; SAM takes two per pass over the data "
+        help=f"training length in gradients per example; SAM makes half as many passes "
         f"{default['epochs']}")  # fmt: skip
     add("--batch-size", type=positive, metavar="N",
         help=f"examples per batch {default['batch_size']}")  # fmt: skip

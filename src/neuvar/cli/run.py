@@ -214,7 +214,7 @@ def _start_over(runs: Sequence[Run], results: Results, *, ask: bool) -> None:
         if not sys.stdin.isatty():
             raise ValueError(f"--fresh would remove {existing}; add --yes to remove them")
         if input(f"remove {existing}? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise ValueError("nothing was removed; without --fresh the runs resume")
+            raise ValueError("cancelled: nothing removed; run without --fresh to resume")
     results.remove(run.key for run in runs)
     print(f"removed {existing}", flush=True)
 

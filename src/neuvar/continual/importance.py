@@ -1,7 +1,7 @@
 """Importance of weights: Fisher information and sensitivity of the outputs.
 
-A network has one or more scores for each sample. The methods below compute the gradient of each
-score of each sample with respect to the weights, raise its magnitudes to a power, and sum them.
+A network has one or more scores for each example. The methods below compute the gradient of each
+score of each example with respect to the weights, raise its magnitudes to a power, and sum them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neuvar.optim.layout import bare
 Weights = dict[str, Tensor]
 
 SQUARED_BATCH = 256
-"""Number of samples in each mean gradient of "squared_batch_mean"."""
+"""Number of examples in each mean gradient of "squared_batch_mean"."""
 
 MEMORY = {"cpu": 1 << 25, "cuda": 1 << 29}
 """Bytes of gradients to compute together; on a CPU they should fit into its cache."""
@@ -38,7 +38,7 @@ MIN_LINEAR_SHARE = 0.9
 With two convolutions it took up to 1.2 times as long at a share of 0.7, half as long at 0.94."""
 
 COMPARED = 8
-"""Number of samples, evenly spaced, on which :func:`by_layers` is checked."""
+"""Number of examples, evenly spaced, on which :func:`by_layers` is checked."""
 
 
 def _log_probabilities(outputs: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def _squared_norm(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 Scores = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs and labels to scores, with one row per sample."""
+"""Maps outputs and labels to scores, with one row per example."""
 
 FISHERS: dict[str, Scores] = {
     "exact": _scores_of_all_labels,
@@ -91,13 +91,13 @@ def diagonal_fisher(
         Kunstner et al. 2019, Limitations of the empirical Fisher approximation.
 
     Args:
-        model: any network whose samples do not affect each other in evaluation mode. Where nearly
+        model: any network whose examples do not affect each other in evaluation mode. Where nearly
             all trained weights are in linear layers, each used once, a faster method is used.
         data: inputs with labels, as a pair of tensors or an iterable of such pairs; for "exact"
             and "sampled" inputs are enough.
         kind: "exact" is the formula; "sampled" draws one label per input from the model instead of
             the sum over y; "empirical" uses the labels of the data. "squared_batch_mean", for
-            comparison only, squares the mean gradient of 256 samples: it is common in public code,
+            comparison only, squares the mean gradient of 256 examples: it is common in public code,
             but far too small, and not the Fisher information.
         seed: seed of the labels for "sampled".
         **arguments: for the model's forward pass, such as the head to use.
@@ -158,16 +158,16 @@ class Problem:
         return out
 
     def scores(self, weights: Weights, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Scores of each sample, one row per sample."""
+        """Scores of each example, one row per example."""
         return self.score(self.outputs(weights, inputs), labels)
 
 
 Method = Callable[[Problem, Weights, Tensor, Tensor], Weights]
-"""Computes sums over samples for some weights, from inputs and labels."""
+"""Computes sums over examples for some weights, from inputs and labels."""
 
 
 def _mean_power(problem: Problem, data: Data, kind: str = "", seed: int = 0) -> Weights:
-    """Mean over samples of a power of the gradients of all scores."""
+    """Mean over examples of a power of the gradients of all scores."""
     network, generator = problem.network, torch.Generator().manual_seed(seed)
     needs_labels = kind in ("empirical", "squared_batch_mean")
     batch_mean = kind == "squared_batch_mean"
@@ -196,7 +196,7 @@ def _mean_power(problem: Problem, data: Data, kind: str = "", seed: int = 0) -> 
                 totals[name] = totals[name] + term if name in totals else term
             count += math.ceil(len(inputs) / SQUARED_BATCH) if batch_mean else len(inputs)
     if not count:
-        raise ValueError("data is empty; at least one sample is needed")
+        raise ValueError("data is empty; at least one example is needed")
     return {name: total / count for name, total in totals.items()}
 
 
@@ -204,7 +204,7 @@ def choose_method(problem: Problem, weights: Weights, inputs: Tensor, labels: Te
     """The fastest method that is correct for this network.
 
     :func:`by_layers` itself detects weights that are shared, or used outside of their layer. This
-    function also compares its results with another method, to detect samples that affect each
+    function also compares its results with another method, to detect examples that affect each
     other.
     """
     where = torch.linspace(0, len(inputs) - 1, min(COMPARED, len(inputs))).round().long()
@@ -249,7 +249,7 @@ def _power_(gradient: Tensor, power: int) -> Tensor:
 
 
 def by_vmap(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Weights:
-    """Gradients of many samples at once, in chunks that fit into memory."""
+    """Gradients of many examples at once, in chunks that fit into memory."""
     with torch.no_grad():
         columns = problem.scores(weights, inputs[:1], labels[:1]).shape[1]
     size = sum(w.nbytes for w in weights.values())
@@ -272,7 +272,7 @@ def by_vmap(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) 
 def by_loop(
     problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor, size: int = 1
 ) -> Weights:
-    """One gradient at a time, of single samples or of the mean over ``size`` samples."""
+    """One gradient at a time, of single examples or of the mean over ``size`` examples."""
     totals = _zeros(weights)
     for x, y in zip(inputs.split(size), labels.split(size), strict=True):
         trained = {name: w.detach().requires_grad_() for name, w in weights.items()}
@@ -290,9 +290,9 @@ def by_layers(
 ) -> Weights:
     r"""A fast method for linear layers; ``rest`` computes the other weights.
 
-    A layer's gradient for one sample is an outer product, :math:`\delta a^T`, of the gradient with
-    respect to its output and of its input. So the sum over samples is one matrix product,
-    :math:`(|\delta|^q)^T |a|^q`, and per-sample gradients are never formed.
+    A layer's gradient for one example is an outer product, :math:`\delta a^T`, of the gradient with
+    respect to its output and of its input. So the sum over examples is one matrix product,
+    :math:`(|\delta|^q)^T |a|^q`, and per-example gradients are never formed.
     """
     layers = _linear_layers(problem.network, weights)
     in_layers = {n: w for n, w in weights.items() if n in _names(layers)}
@@ -304,7 +304,7 @@ def by_layers(
     for x, y in zip(inputs.split(count), labels.split(count), strict=True):
         try:
             terms = layer_sums(problem, in_layers, x, y)
-        except RuntimeError:  # these samples use a weight more than once
+        except RuntimeError:  # these examples use a weight more than once
             terms = rest(problem, in_layers, x, y)
         for name, term in terms.items():
             totals[name] += term
@@ -312,7 +312,7 @@ def by_layers(
 
 
 def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tensor) -> Weights:
-    """Sums for the linear layers that these samples use, from one forward pass."""
+    """Sums for the linear layers that these examples use, from one forward pass."""
     layers = _linear_layers(problem.network, weights)
     trained = {n: weights[n].detach().requires_grad_() for n in _names(layers) if n in weights}
     with _recorded(layers) as records:
@@ -326,7 +326,7 @@ def layer_sums(problem: Problem, weights: Weights, inputs: Tensor, labels: Tenso
     outputs = [output for _, output in records.values()]
     slopes = [torch.zeros_like(output) for output in outputs]
     for score in scores.unbind(1):
-        # Samples are independent, so the gradient of the sum has each sample's own gradient.
+        # Examples are independent, so the gradient of the sum has each example's own gradient.
         gradients = torch.autograd.grad(
             score.sum(), outputs, retain_graph=True, materialize_grads=True
         )
@@ -367,7 +367,7 @@ def _recorded(layers: dict[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor, 
 
     def forward(name: str, layer: nn.Linear, *inputs: Tensor, **others: Tensor) -> Tensor:
         if name in records or others or len(inputs) != 1 or inputs[0].dim() != 2:
-            raise RuntimeError(f"layer {name!r} is used twice, or not with one row per sample")
+            raise RuntimeError(f"layer {name!r} is used twice, or not with one row per example")
         detached = {leaf: w.detach() for leaf, w in layer.named_parameters()}
         output = linear(inputs[0], detached["weight"], detached.get("bias")).requires_grad_()
         records[name] = inputs[0].detach(), output

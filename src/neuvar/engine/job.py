@@ -34,7 +34,7 @@ SOURCES = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """How the runs of a sweep are run. Every process of the sweep gets a copy.
+    """Options of a sweep. Every process of the sweep gets a copy.
 
     Attributes:
         engine: "local" for processes on this machine, "ray" for a Ray cluster. There each run has

@@ -29,7 +29,7 @@ from neuvar.engine.job import (
 )
 from neuvar.engine.ray import check_address, require_ray, run_on_ray
 from neuvar.engine.results_file import Results, lock_run
-from neuvar.experiments.run_spec import KINDS, Run
+from neuvar.experiments.run_spec import RUN_KINDS, Run
 
 RETRIES = 2
 """How often a run is started again after its process was killed."""
@@ -77,7 +77,7 @@ def sweep(
     spec = replace(spec or SweepSpec(), **options)
     unique: dict[str, Run] = {}
     for run in runs:
-        if type(run) not in KINDS.values():
+        if type(run) not in RUN_KINDS.values():
             raise ValueError(f"runs must be Training or Tasks, got {run!r}")
         unique.setdefault(run.key, run)
     spec.check()

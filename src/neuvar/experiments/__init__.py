@@ -10,8 +10,8 @@ from neuvar.experiments import (
     gradient_noise,
     noise_types,
     permuted,
-    robustness,
     split,
+    weight_noise,
 )
 from neuvar.experiments.experiment import SCALES, Experiment, ExperimentFile, Scale
 from neuvar.experiments.findings import Case, Cell, Line, Panel, Result, Table, Verdict, judge
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        robustness.EXPERIMENT,
+        weight_noise.EXPERIMENT,
         generalization.EXPERIMENT,
         flips.PAIR,
         flips.SYMMETRIC,

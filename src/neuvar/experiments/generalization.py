@@ -11,11 +11,11 @@ from typing import Any
 from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment, Scale
 from neuvar.experiments.findings import Cell, Panel, Result, Table, Verdict, judge
-from neuvar.experiments.images import DATA_NAMES, FAMILIES, SIZES, TRIALS, image_run, recipe
+from neuvar.experiments.images import DATA_NAMES, FAMILY_TITLES, SIZES, TRIALS, image_run, recipe
 from neuvar.experiments.run_spec import Run
 
 NOISE: dict[Scale, dict[str, tuple[float, ...]]] = {
-    "smoke": dict.fromkeys(FAMILIES, (0.0, 0.01)),
+    "smoke": dict.fromkeys(FAMILY_TITLES, (0.0, 0.01)),
     "cpu": {"resnet": (0.0, 0.02), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01)},
     "paper": {"resnet": (0.0, 0.05), "vgg": (0.0, 0.01, 0.02), "mobilenet": (0.0, 0.01, 0.02)},
 }
@@ -46,7 +46,7 @@ def clean_runs(families: Sequence[str], scale: Scale, trials: int = 0) -> list[R
 def networks(results: Sequence[Result]) -> list[query.Setting]:
     """Each family of networks on each dataset, with its results."""
     settings: list[query.Setting] = []
-    for data, (family, name) in product(query.values(results, "data"), FAMILIES.items()):
+    for data, (family, name) in product(query.values(results, "data"), FAMILY_TITLES.items()):
         # At the smoke scale an MLP stands for VGG.
         prefixes = (family, "mlp") if family == "vgg" else (family,)
         on_data = query.matching(results, data=data)

@@ -25,7 +25,7 @@ SIZES: dict[Scale, dict[str, Any]] = {
     "paper": {"data": "cifar10", "epochs": 300, "augment": True},
 }  # fmt: skip
 
-NETWORKS: dict[Scale, dict[str, dict[str, Any]]] = {
+IMAGE_NETWORKS: dict[Scale, dict[str, dict[str, Any]]] = {
     "smoke": {
         "resnet": {"model": "resnet-10", "width": 4},
         "vgg": {"model": "mlp", "width": 64},
@@ -49,7 +49,7 @@ DATA_NAMES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
 }
-FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "mobilenet": "MobileNetV2"}
+FAMILY_TITLES = {"resnet": "ResNet", "vgg": "VGG", "mobilenet": "MobileNetV2"}
 
 
 def image_run(
@@ -65,7 +65,7 @@ def image_run(
         "batch": 128,
         "seed": seed,
     }
-    fields |= SIZES[scale] | NETWORKS[scale][family] | others
+    fields |= SIZES[scale] | IMAGE_NETWORKS[scale][family] | others
     fields.setdefault("drop_every", math.ceil(fields["epochs"] / drops))
     return Training(**fields)
 
@@ -77,7 +77,7 @@ def flipped_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
 
 
 def compared_run(scale: Scale, b: float, seed: int, **others: Any) -> Training:
-    """A flipped run with held-out images at every scale, to choose b."""
+    """A run with pair flips and held-out images to choose b."""
     fields: dict[str, Any] = {"reestimate": True} | ({"held_out": 5000} if scale == "paper" else {})
     return flipped_run(scale, b, seed, **(fields | others))
 

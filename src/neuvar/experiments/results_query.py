@@ -140,7 +140,7 @@ def curves(
 def against(
     results: Sequence[Result], field: str, at: Iterable[float], metric: str, label: str, role: Role
 ) -> Line:
-    """The last value of a metric against a field, for the seeds that were run with every value."""
+    """A line of a metric's last value over a field; only seeds that have every value."""
     groups = {x: {r.run.seed: r.last(metric) for r in group(results, **{field: x})} for x in at}
     groups = {x: trials for x, trials in groups.items() if trials}
     seeds = set.intersection(*map(set, groups.values())) if groups else set()
@@ -164,8 +164,8 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
 
     The chosen b has the highest mean accuracy on held-out images, over the seeds that were run with
     every b. If there are trials for choosing b (seeds from ``CHOICE_SEED``), only these count, and
-    every b needs them. A b with a trial that diverged is chosen only if every b has one. Without
-    held-out images, the b that was fixed in advance is used, or None. A single b needs no choice.
+    every b needs them. A b with more diverged trials than another is skipped. Without held-out
+    images, the b that was fixed in advance is used, or None. A single b needs no choice.
     """
     every = values(results, "b")
     if len(every) < 2 and fixed in (None, *every):
@@ -193,9 +193,9 @@ def choice(results: Sequence[Result], fixed: float | None = None) -> tuple[Any, 
 
 def by_seed(results: Sequence[Result]) -> dict[int, Result]:
     """The results by seed; an error if two have the same seed."""
-    found: dict[int, Result] = {}
+    results_by_seed: dict[int, Result] = {}
     for result in results:
-        other = found.setdefault(result.run.seed, result)
+        other = results_by_seed.setdefault(result.run.seed, result)
         if other is not result:
             one, two = as_dict(other.run), as_dict(result.run)
             names = [name for name in one if one[name] != two.get(name)]
@@ -203,7 +203,7 @@ def by_seed(results: Sequence[Result]) -> dict[int, Result]:
                 f"two results have seed {result.run.seed} and b = {result.run.b:g}, but differ in "
                 f"{', '.join(names) or 'nothing'}; compare one setting at a time"
             )
-    return found
+    return results_by_seed
 
 
 def compare(

@@ -173,12 +173,12 @@ class Tasks(RunSpec):
 
 
 Run: TypeAlias = Training | Tasks
-KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks": Tasks}
+RUN_KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks": Tasks}
 
 
 def as_dict(run: RunSpec) -> dict[str, Any]:
     """A run as a JSON object."""
-    kind = next(name for name, known in KINDS.items() if type(run) is known)
+    kind = next(name for name, known in RUN_KINDS.items() if type(run) is known)
     values = {field.name: getattr(run, field.name) for field in fields(run)}
     return {"kind": kind} | {k: list(v) if type(v) is tuple else v for k, v in values.items()}
 
@@ -190,7 +190,7 @@ def from_dict(record: dict[str, Any]) -> Run:
     >>> from_dict(as_dict(run)) == run
     True
     """
-    kind = KINDS[_validate.one_of("kind", record.get("kind"), KINDS)]
+    kind = RUN_KINDS[_validate.one_of("kind", record.get("kind"), RUN_KINDS)]
     values: dict[str, Any] = {
         k: tuple(v) if type(v) is list else v for k, v in record.items() if k != "kind"
     }

@@ -1,4 +1,4 @@
-"""Run one experiment run: data, network, checkpoint, progress, and what is recorded."""
+"""Train and measure one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_one(
     progress: Callable[[float], None] | None = None,
     writer: Any = None,
 ) -> dict[str, Any]:
-    """Train as a run says and return what is recorded of it.
+    """Train one run and return its record.
 
     Resumes if the checkpoint file exists, with the same numbers as an uninterrupted run. The file
     is not removed.
@@ -59,7 +59,7 @@ def run_one(
 
     Returns:
         A JSON object: status ("finished" or "diverged"), reason, curves, last and best values,
-        realised rate of wrong labels, seeds, seconds.
+        realized rate of wrong labels, seeds, seconds.
 
     >>> from neuvar.experiments import Training
     >>> run = Training(data="mnist-excerpt", images=500, test_images=100, width=32, epochs=2)

@@ -179,8 +179,8 @@ def instance(
     .. math:: P(\text{noisy} = j \mid x, y) = \mathrm{softmax}_{j \neq y}\big(x^\top W_y\big)_j,
               \qquad W_y \sim N(0, 1)^{d \times K}
 
-    The larger the norm of the features, the less random is the wrong class of an image. If the
-    features have a large common mean, most flips of a class go to one wrong class.
+    With larger features, the wrong class is more deterministic. If the features have a large
+    common mean, most flips of a class go to one wrong class.
 
     Xia et al., "Part-dependent Label Noise", NeurIPS 2020, algorithm 2, with two changes that make
     the rate exact. :math:`q_i` is truncated symmetrically around the rate, so its mean is the rate.

@@ -65,7 +65,7 @@ def limit(samples: Sequence[float] | np.ndarray, level: float) -> float:
     Losses at random weights are skewed, so Student's interval misses too often on one side. Hall's
     transformation :math:`g(T) = T + aT^2 + a^2T^3/3 + a/2` with
     :math:`a = \hat\gamma / (3\sqrt{n})` removes the skewness :math:`\hat\gamma` from the
-    studentised mean T, and has an inverse in closed form.
+    studentized mean T, and has an inverse in closed form.
 
     References:
         Hall 1992, On the removal of skewness by transformation.

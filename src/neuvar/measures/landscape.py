@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from neuvar import _validate
-from neuvar._batches import Batches, Feed, batch_length, feed_batch
+from neuvar._batches import DataPasses, Feed, batch_length, feed_batch
 from neuvar.batchnorm import norms_with_statistics, reestimate_batchnorm
 from neuvar.measures.loss_and_accuracy import (
     Loss,
@@ -106,7 +106,7 @@ class Landscape(PerturbedModel):
         if vectorize is not None:
             _validate.boolean("vectorize", vectorize)
         self.loss, self.feed, self.vectorize = loss, feed or feed_batch, vectorize
-        self.batches = Batches(data, batch_size=batch_size, model=model)
+        self.batches = DataPasses(data, batch_size=batch_size, model=model)
         self.batchnorm = batchnorm if norms_with_statistics(model) else "absent"
         self.examples = 0
 

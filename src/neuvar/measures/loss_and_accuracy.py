@@ -37,7 +37,7 @@ def scalar(value: Any) -> Tensor:
 
 
 def are_classes(outputs: Any, targets: Any) -> bool:
-    """Whether outputs are scores of classes along their second axis, and targets are classes."""
+    """Whether outputs are logits along their second axis, and targets are classes."""
     return (
         isinstance(outputs, Tensor)
         and isinstance(targets, Tensor)
@@ -66,7 +66,7 @@ def counted_targets(loss: Any, outputs: Any, targets: Any) -> Tensor | None:
     """Mask of the targets that a loss averages over; None if the targets are not integers.
 
     A loss ignores targets equal to its ``ignore_index``, -100 if it has none. A loss that is not
-    torch's also ignores negative targets if the outputs are scores of classes.
+    torch's also ignores negative targets if the outputs are logits.
     """
     if not isinstance(targets, Tensor) or targets.dtype == torch.bool or not targets.ndim:
         return None

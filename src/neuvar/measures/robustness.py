@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from neuvar import _validate
-from neuvar._batches import LABEL_TYPES, Batches, describe
+from neuvar._batches import LABEL_TYPES, DataPasses, describe
 from neuvar._eval_mode import clean_eval_mode
 from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate, Proportion
@@ -296,7 +296,7 @@ def _evaluation(
     """Function from inputs to scores, without noise; and the batches as pairs (inputs, labels)."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch module, got {type(model).__name__}")
-    batches = Batches(data, batch_size=batch_size, model=model)
+    batches = DataPasses(data, batch_size=batch_size, model=model)
     with clean_eval_mode(model), batches.one_pass() as stream:
         yield model if transform is None else lambda x: model(transform(x)), _pairs(stream)
 

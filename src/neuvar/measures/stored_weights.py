@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from neuvar import _validate
-from neuvar._batches import Batches, Feed, feed_batch, to_device
+from neuvar._batches import DataPasses, Feed, feed_batch, to_device
 from neuvar.measures.conversion import several
 from neuvar.measures.estimate import Estimate, Proportion
 from neuvar.measures.landscape import lists_options
@@ -22,7 +22,7 @@ from neuvar.measures.plots import new_axes, plot_band
 from neuvar.measures.torch_kernels import KERNEL_BITS, quantized_copy
 from neuvar.noise import bit_patterns, scale, standard_noise
 from neuvar.optim.layout import is_sharded, local
-from neuvar.optim.rounding import BY, round_weights, rounding_step
+from neuvar.optim.rounding_noise import BY, round_weights, rounding_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ class StoredWeights(PerturbedModel):
         super().__init__(model, parameters=parameters, seed=seed)
         if any(map(is_sharded, self.slots)):
             raise ValueError("model is sharded; gather its weights first")
-        self.batches = Batches(data, batch_size=batch_size, model=model)
+        self.batches = DataPasses(data, batch_size=batch_size, model=model)
         self.feed = feed or feed_batch
         self.confidence = _validate.probability("confidence", confidence)
 
@@ -77,7 +77,7 @@ class StoredWeights(PerturbedModel):
                 own = batch if of is None else to_device(batch, torch.device("cpu"))
                 outputs, targets = self.feed(of or self.model, own)
                 if not are_classes(outputs, targets):
-                    raise ValueError("accuracy needs a model that returns scores of classes")
+                    raise ValueError("accuracy needs a model that returns logits")
                 counted = targets >= 0
                 check_classes(targets[counted], outputs.shape[1])
                 # Damaged weights may give nan scores, which argmax takes for the largest.

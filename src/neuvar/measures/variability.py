@@ -36,7 +36,7 @@ class Variability:
         clean: Loss at the model's own weights, :math:`L(\theta, S)`.
         perturbed: Neural variable risk, :math:`E_\epsilon L(\theta + \epsilon, S)`.
         difference: ``perturbed - clean``, signed.
-        delta: Absolute value of ``difference``; too large on average if ``difference`` is not
+        delta: Absolute value of ``difference``; biased upwards if ``difference`` is not
             significant.
         stderr: Standard error of ``difference``.
         interval: Contains the true difference with probability ``confidence``.
@@ -101,12 +101,12 @@ def neural_variability(
     noise is removed during the measurement. In half precision rounding changes the loss too: if δ
     is small, measure a copy in single precision.
 
-    The batch size does not matter: batches are weighted by their number of targets, without those
-    that the loss ignores. ``cross_entropy`` and ``nll_loss``, as functions, modules or in a
+    The batch size does not matter: each batch is weighted by its number of targets that are not
+    ignored. ``cross_entropy`` and ``nll_loss``, as functions, modules or in a
     ``functools.partial``, ignore ``ignore_index``; if they have class weights, the sum of these is
     used instead of the number. For other losses, targets that equal their attribute
     ``ignore_index`` (-100 without one) count as ignored, and so do negative targets if the outputs
-    are scores of classes.
+    are logits.
 
     References:
         Xie et al. 2021, Artificial neural variability for deep learning, definition 1.

@@ -1,7 +1,7 @@
 """The paper's networks, and smaller ones for a CPU.
 
 The same seed gives the same initial weights; the global generator is neither read nor advanced.
-Every network maps a batch (n, ...) to class scores (n, classes).
+Every network maps a batch (n, ...) to logits (n, classes).
 """
 
 from neuvar.models.convolutional import mobilenet_v2, resnet, vgg

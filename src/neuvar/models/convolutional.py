@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from neuvar._validate import integer, sizes
-from neuvar.models.seeded import seeded
+from neuvar.models.initialization import seeded
 
 MOBILENET_STAGES = (
     (1, 16, 1, 1),
@@ -31,7 +31,7 @@ class ImageNetwork(nn.Module):
 
     Attributes:
         features: maps images to feature maps.
-        classifier: maps pooled features to class scores.
+        classifier: maps pooled features to logits.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ImageNetwork(nn.Module):
         self._channels, self._smallest = channels, smallest
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
+        """Logits of a batch of images."""
         self.check(*images.shape[1:])
         scores: Tensor = self.classifier(self.features(images).mean((2, 3)))
         return scores

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from neuvar import _validate
 from neuvar._validate import integer
-from neuvar.models.seeded import seeded
+from neuvar.models.initialization import seeded
 
 
 class Perceptron(nn.Module):
@@ -22,7 +22,7 @@ class Perceptron(nn.Module):
         self._inputs = sizes[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of the flattened inputs."""
+        """Logits of the flattened inputs."""
         scores: Tensor = self.layers(_flat(x, self._inputs))
         return scores
 
@@ -75,7 +75,7 @@ class MultiHead(nn.Module):
                 head.zero_grad(set_to_none=True)  # a gradient left over would still move it
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Class scores from the head of a task, by default the selected one."""
+        """Logits from the head of a task, by default the selected one."""
         head = self.heads[self.task if task is None else self._checked(task)]
         scores: Tensor = head(self.body(_flat(x, self._inputs)))
         return scores

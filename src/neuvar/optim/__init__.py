@@ -3,7 +3,7 @@
 from neuvar.optim.groups import split_parameters
 from neuvar.optim.named import NVRMSGD, NVRMAdam, NVRMAdamW
 from neuvar.optim.nvrm import NVRM, optimizer_of
-from neuvar.optim.rounding import round_weights, rounding_parameters, update_rounding_noise
+from neuvar.optim.rounding_noise import round_weights, rounding_parameters, update_rounding_noise
 
 __all__ = [
     "NVRM",

@@ -24,11 +24,11 @@ LARGEST_STD = 0.08
 FIRST_HEIGHT = 0.6
 """b after the first rise, as a fraction of b after the second."""
 SHARE = 0.25
-"""Factor s of the price of noise; see :class:`AutoB`."""
+"""Factor s of the budget for noise; see :class:`AutoB`."""
 LEAST = 0.01
 """If the loss has fallen by less than this fraction of the first loss, b shrinks."""
 BAND = 4.0
-"""b grows if the cost is below price / BAND."""
+"""b grows if the cost is below budget / BAND."""
 UPDATE_EVERY = 5
 """Steps between two updates of b."""
 FIRST_RISE = 5
@@ -40,9 +40,9 @@ SECOND_RISE = 20
 DECAY = 0.8
 """Decay rate of the running means."""
 SPEED = 0.015
-"""Change of log b per update, divided by log(price / cost)."""
+"""Change of log b per update, divided by log(budget / cost)."""
 MAX_LOG_RATIO = 5.0
-"""Upper limit of abs(log(price / cost)): a factor of 10 in b takes at least 155 steps."""
+"""Upper limit of abs(log(budget / cost)): a factor of 10 in b takes at least 155 steps."""
 LARGE_WEIGHTS = 0.5
 """Threshold on θ·g / loss above which the initial weights are too large."""
 LATEST_FIRST_LOSS = UPDATE_EVERY * WAIT
@@ -59,8 +59,8 @@ class AutoB(NamedTuple):
     r"""State of the control of b: plain numbers, stored in a parameter group.
 
     **Initial value.** A layer with n inputs preserves the size of its signal if its weights have
-    size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b disturbs the signal by
-    :math:`b\sqrt{n/2}` of its size. b rises to the value at which this sums to 5.2 over all layers,
+    size :math:`\sqrt{2/n}` (He et al., 2015), so noise of scale b changes the signal by a
+    relative :math:`b\sqrt{n/2}`. b rises to the value at which this sums to 5.2 over all layers,
     but to at most 0.08: the wider and deeper a network, the smaller its b. It rises to 0.6 of that
     value in the first 25 steps, and to all of it between steps 150 and 250. More noise at the start
     makes the loss explode, and accuracy on clean labels suffers.
@@ -71,15 +71,15 @@ class AutoB(NamedTuple):
 
     .. math:: E[\epsilon \cdot g] = \frac{\partial}{\partial \log b} E[L(\theta + b \xi)].
 
-    With :math:`L_0` the loss at the start, :math:`L_0 - L` has been learned. The price of noise is
-    :math:`s \sqrt{(L_0 - L)\,L_0}` with s = 0.25. If the cost is above the price, b shrinks,
-    because steps undo noise instead of learning. If it is below a quarter of the price, b grows.
+    With :math:`L_0` the loss at the start, :math:`L_0 - L` has been learned. The budget is
+    :math:`s \sqrt{(L_0 - L)\,L_0}` with s = 0.25. If the cost is above the budget, b shrinks,
+    because steps undo noise instead of learning. If it is below a quarter of the budget, b grows.
     In between, b does not change, because a network adapts to noise and its cost falls over time.
     If less than a hundredth of :math:`L_0` has been learned, b shrinks in any case. These updates
     begin after 150 steps. Until step 250, b rises as above unless it shrinks. If the loss exceeds
-    four times :math:`L_0`, b shrinks at once. The price is not a fraction of :math:`L_0 - L` alone:
-    with very noisy labels little can be learned, so b would shrink, and the network would memorize
-    the labels. The rule does not depend on the scale of the loss.
+    four times :math:`L_0`, b shrinks at once. The budget is not a fraction of :math:`L_0 - L`
+    alone: with very noisy labels little can be learned, so b would shrink, and the network would
+    memorize the labels. The rule does not depend on the scale of the loss.
 
     **First loss.** :math:`L_0` is usually the loss of the first step. If the initial weights are
     too large, as for ``nn.Embedding`` that is also the last layer, the network is overconfident and
@@ -175,15 +175,15 @@ class AutoB(NamedTuple):
             return math.log(SHRINK)
         if self.updates < WAIT:
             return math.log(1 + 1 / self.updates) if 0 < self.updates < FIRST_RISE else 0.0
-        price = SHARE * math.sqrt(max(learned * abs(self.first), 0.0))
+        budget = SHARE * math.sqrt(max(learned * abs(self.first), 0.0))
         if learned <= LEAST * abs(self.first):
             log_ratio = -MAX_LOG_RATIO
-        elif self.cost > price:
-            log_ratio = math.log(price / self.cost)
+        elif self.cost > budget:
+            log_ratio = math.log(budget / self.cost)
         elif self.updates < WAIT + SECOND_RISE:
             return -math.log(FIRST_HEIGHT) / SECOND_RISE
-        elif self.cost < price / BAND:
-            log_ratio = math.log(price / BAND / self.cost) if self.cost > 0 else MAX_LOG_RATIO
+        elif self.cost < budget / BAND:
+            log_ratio = math.log(budget / BAND / self.cost) if self.cost > 0 else MAX_LOG_RATIO
         else:
             log_ratio = 0.0
         return SPEED * min(max(log_ratio, -MAX_LOG_RATIO), MAX_LOG_RATIO)

@@ -68,7 +68,7 @@ class WeightNoise(ABC):
 
     Attributes:
         params: all parameters of the optimizer.
-        model: the model that the optimizer was made with, or None.
+        model: the model that the optimizer was created with, or None.
         eps: the noise of each parameter that has some.
         holds: reasons to keep the weights clean.
         passes: number of training forward passes since the last step.
@@ -176,7 +176,7 @@ class WeightNoise(ABC):
         """Allow noise again, unless there is another reason to keep the weights clean."""
         self.holds.discard(reason)
 
-    def forget(self) -> None:  # noqa: B027 - only ForwardNoise needs it
+    def drop_perturbed(self) -> None:  # noqa: B027 - only ForwardNoise needs it
         """Drop what was computed from the weights, which may have been written to."""
 
     def accept(self, params: Iterable[Tensor] | None = None) -> None:  # noqa: B027
@@ -307,10 +307,10 @@ class ForwardNoise(WeightNoise):
     def in_use(self, p: Tensor) -> bool:
         return p in self._perturbed
 
-    def forget(self) -> None:
+    def drop_perturbed(self) -> None:
         self._perturbed = {}
 
-    begin_update = forget
+    begin_update = drop_perturbed
 
     def end_update(self, eps: Noise | None) -> None:
         if eps is not None:

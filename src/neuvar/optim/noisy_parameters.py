@@ -1,7 +1,7 @@
 """Parameters that carry noise in place, and the clean weights behind them.
 
-Noise is added in place by an optimizer made from parameters alone, in replay mode, and to sharded
-parameters. In all other cases :mod:`neuvar.optim.forward` adds it.
+Noise is added in place by an optimizer created from parameters alone, in replay mode, and to
+sharded parameters. In all other cases :mod:`neuvar.optim.forward` adds it.
 """
 
 from __future__ import annotations
@@ -536,7 +536,7 @@ class NoisyParameters(WeightNoise):
             raise RuntimeError(
                 f"parameter {self.eps[p].slot.number} of shape {tuple(p.shape)} was changed "
                 "while it carried noise; change weights inside `with optimizer.denoised():`, or "
-                "make the optimizer with the model. If it now holds the clean weights that you "
+                "create the optimizer with the model. If it now holds the clean weights that you "
                 "want, call optimizer.accept_weights()"
             )
 
@@ -564,8 +564,8 @@ class NoisyParameters(WeightNoise):
     ) -> str | None:
         """Whether a parameter holds the "noisy" or the "clean" weights of a checkpoint.
 
-        Noisy weights have the noise ``term`` or one of the others. If they are neither, this raises
-        an error, or returns None while the weights are held clean.
+        Noisy means clean + ``term`` or clean + one of ``others``. Anything else raises
+        ``ValueError``, or gives None while the weights are held clean.
         """
         with torch.no_grad():
             kind = self.mode.recognize(p, local(p), saved, term)
@@ -575,7 +575,8 @@ class NoisyParameters(WeightNoise):
             raise ValueError(
                 f"parameter {term.slot.number} of shape {tuple(p.shape)} holds neither the clean "
                 "nor the perturbed weights that this state was saved with; load the model's "
-                "weights before the optimizer's. An optimizer made with the model takes any order"
+                "weights before the optimizer's. An optimizer created with the model takes any "
+                "order"
             )
         return kind
 
@@ -629,7 +630,7 @@ def _refuse_backward(gradient: Tensor) -> None:
     )
 
 
-def noisy_weights(params: Sequence[Tensor], mode: str, model: nn.Module | None) -> WeightNoise:
+def make_weight_noise(params: Sequence[Tensor], mode: str, model: nn.Module | None) -> WeightNoise:
     """The noise of an optimizer: in forward passes where possible, in place otherwise.
 
     Noise is in place for sharded parameters, which FSDP2 gathers from their own memory, and in

@@ -177,8 +177,8 @@ class NVRM(Wrapper):
             if weights.model is not None and weights.eps and not weights.passes:
                 warnings.warn(
                     "the gradients were computed without noise: the model of this optimizer had "
-                    "no forward pass in training mode; call model.train(), and make the optimizer "
-                    "with the model that is trained",
+                    "no forward pass in training mode; call model.train(), and create the "
+                    "optimizer with the model that is trained",
                     stacklevel=5,
                 )
             if any("auto" in group for group in groups):
@@ -298,7 +298,7 @@ class NVRM(Wrapper):
         self.inner.zero_grad(set_to_none)
         if any("auto" in group for group in self.inner.param_groups):
             self._drop_reports()
-        self._weights.forget()  # writes through p.data leave no other trace
+        self._weights.drop_perturbed()  # writes through p.data leave no other trace
         self._weights.use()
 
     def _drop_reports(self) -> None:
@@ -401,7 +401,7 @@ class NVRM(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer and of the noise, in torch's usual form.
 
-        An optimizer made from parameters alone saves the clean weights as well (in replay mode a
+        An optimizer created from parameters alone saves the clean weights as well (in replay mode a
         fingerprint), so that the model's state may be saved clean or perturbed.
         """
         self._weights.check_untouched()
@@ -491,12 +491,12 @@ def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:
     if missing := [key for key in keys if key not in state]:
         raise ValueError(
             f"the state dict has no {missing[0]!r}: it was not saved with mode={mode!r} by an "
-            "optimizer made from parameters alone, as this one is"
+            "optimizer created from parameters alone, as this one is"
         )
     if not keys and len(state) > 1:
         raise ValueError(
-            "the state dict is that of an optimizer made from parameters alone; make this one in "
-            "the same way, without the model"
+            "the state dict is that of an optimizer created from parameters alone; create this one "
+            "in the same way, without the model"
         )
     return [state[key] for key in keys]
 

@@ -116,7 +116,8 @@ class RWP(NVRM):
         self._note_gradients(mixed=False)
         self._multiply_gradients(lambda mix: mix / (1 - mix))
         self._mixed = INSIDE
-        self._weights.forget()  # or gradient checkpointing would repeat clean passes with noise
+        # Or gradient checkpointing would repeat clean passes with noise.
+        self._weights.drop_perturbed()
         try:
             with self.denoised():
                 yield

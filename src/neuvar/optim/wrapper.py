@@ -18,7 +18,7 @@ from neuvar.optim import auto_b, layout
 from neuvar.optim.auto_b import AUTO
 from neuvar.optim.forward import Noise, WeightNoise, install
 from neuvar.optim.layout import check_parameters, is_sharded
-from neuvar.optim.noisy_parameters import end_other_noise, noisy_weights
+from neuvar.optim.noisy_parameters import end_other_noise, make_weight_noise
 
 PREFIX = "nvrm_"
 """Prefix of our keys in a state dict."""
@@ -79,7 +79,7 @@ class Wrapper(Optimizer):
         self._check_parameters(params)
         if model is not None:
             _check_model(model, groups)
-        self._weights = noisy_weights(params, self._mode, model)
+        self._weights = make_weight_noise(params, self._mode, model)
         end_other_noise(params, self._weights)
         # Optimizer.__init__ would make its own groups and state; ours are those of the inner
         # optimizer. __setstate__ sets up hooks and the profiled step, as for unpickling.
@@ -156,7 +156,7 @@ class Wrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state: of the inner optimizer, the counters and the noise.
 
-        Load it before or after the model's state. An optimizer made from parameters alone needs
+        Load it before or after the model's state. An optimizer created from parameters alone needs
         the model's state first.
         """
         state_dict = state_dict.copy()
@@ -200,7 +200,7 @@ class Wrapper(Optimizer):
     def denoised(self) -> Iterator[None]:
         """Keep forward passes clean inside a ``with`` block; the same noise is back afterwards.
 
-        An optimizer made from parameters alone restores the clean weights inside the block.
+        An optimizer created from parameters alone restores the clean weights inside the block.
         Changes to the weights inside are kept. Blocks may be nested.
         """
         reason = object()
@@ -214,7 +214,7 @@ class Wrapper(Optimizer):
     def perturbed(self) -> Iterator[None]:
         """Add the present noise to all forward passes inside a ``with`` block, in any mode.
 
-        No-op for an optimizer made from parameters alone, whose weights carry noise already.
+        No-op for an optimizer created from parameters alone, whose weights carry noise already.
         """
         weights, before = self._weights, self._weights.always
         weights.always = True
@@ -411,7 +411,7 @@ def _check_relative(group: dict[str, Any], mode: str, model: nn.Module | None) -
     if group.get("relative_to") is None:
         return
     if model is None:
-        raise ValueError("relative_to needs the model; make the optimizer with it")
+        raise ValueError("relative_to needs the model; create the optimizer with it")
     if mode != "exact":
         raise ValueError("relative_to needs mode='exact', which keeps the clean weights")
     if group["b"] == AUTO or "auto" in group:
@@ -423,7 +423,7 @@ def _check_model(model: object, groups: list[dict[str, Any]]) -> None:
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ValueError(
-            "model has scripted parts, whose forward pass is not Python; make the optimizer with "
+            "model has scripted parts, whose forward pass is not Python; create the optimizer with "
             "the model before torch.jit.script, or from model.parameters()"
         )
     known = set(model.parameters())

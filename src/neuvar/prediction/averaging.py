@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neuvar import _validate
-from neuvar._batches import Batches, Feed, refuse_two_batches
+from neuvar._batches import DataPasses, Feed, refuse_two_batches
 from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.landscape import lists_options
 from neuvar.measures.loss_and_accuracy import half_to_float
@@ -83,7 +83,7 @@ def predict(
         optimizer: Where to take the noise from: a neuvar optimizer or its state dict, as in a
             checkpoint. By default, each parameter has the noise of the optimizer that trained it
             last, if this optimizer still exists. A state dict has no names of parameters, unless
-            the optimizer was made from named ones. Without names, it must have all parameters of
+            the optimizer was created from named ones. Without names, it must have all parameters of
             the model, or all trained ones, with the same noise for all or with the groups of
             :func:`neuvar.optim.rounding_parameters`.
         parameters: Which to perturb, as tensors or by name; all by default.
@@ -126,7 +126,7 @@ def predict(
         parameters=parameters, seed=seed, sampler=sampler,
     )  # fmt: skip
     noisy.terms = noise_terms(model, noisy.slots, b, noise, optimizer, relative_to)
-    batches = Batches(data, batch_size=batch_size, model=model, many_times=False)
+    batches = DataPasses(data, batch_size=batch_size, model=model, many_times=False)
     samples = draws // len(signs)
     count = samples if noisy.terms or dropout else 1
     with noisy, torch.no_grad():
@@ -161,7 +161,7 @@ class AveragedPredictor(nn.Module):
     as for the mean probabilities. The draws are those of :func:`predict` with the same seed, and
     the same for every input. The module holds the model itself, not a copy, and does not change its
     weights; gradients flow to them. Like :func:`predict`, it starts from the clean weights, even if
-    an optimizer that was made from parameters has noise on them. The statistics of batch
+    an optimizer that was created from parameters has noise on them. The statistics of batch
     normalization are kept: to re-estimate them for each draw, use :func:`predict`. Outputs of half
     precision are averaged and returned in single precision. ``torch.export`` supports the module
     with ``strict=False``, its default; the export contains a noise table of 16 MiB, whatever the
@@ -262,7 +262,7 @@ class AveragedPredictor(nn.Module):
             }
         if not noisy.keys().isdisjoint(params):
             raise ValueError(
-                "the weights have the noise of an optimizer that was made from parameters, and "
+                "the weights have the noise of an optimizer that was created from parameters, and "
                 "torch.export would store it; call optimizer.eval() before"
             )
         return {}

@@ -18,7 +18,7 @@ from torch.special import entr
 from neuvar import _validate
 from neuvar._batches import (
     TARGET_KEYS,
-    Batches,
+    DataPasses,
     Feed,
     Generators,
     check_iterable,
@@ -132,7 +132,7 @@ class NoisyClassifier(PerturbedModel):
         return add_noise(clean, Term(self.slots[p], draw, spec.b), out=out, size=self.sizes[p])
 
     def run(
-        self, batches: Batches, count: int, progress: Callable[[float], None] | None
+        self, batches: DataPasses, count: int, progress: Callable[[float], None] | None
     ) -> Iterator[tuple[Summary, Tensor | None]]:
         """Summary and targets of each block of rows."""
         total, examples = length(batches.batches), 0

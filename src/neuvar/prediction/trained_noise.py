@@ -102,7 +102,7 @@ def _saved_groups(state: Any, model: nn.Module) -> Groups:
 
 
 def _named_groups(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> Groups:
-    """Groups of an optimizer that was made from named parameters."""
+    """Groups of an optimizer that was created from named parameters."""
     named: dict[str, Tensor] = dict(model.named_parameters())
     unknown = [name for group in groups for name in group["param_names"] if name not in named]
     if unknown:

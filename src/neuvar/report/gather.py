@@ -50,7 +50,7 @@ class Finding:
         planned: number of runs of the scale.
         recorded: how many of these are recorded.
         trials: fewest and most finished trials of a setting.
-        n: the same as text, such as "3", or "0–3" if settings differ.
+        n: ``trials`` as text, such as "3", or "0–3" if settings differ.
         command: the command that produces these results.
         broken: error messages for recorded lines that cannot be read; these lines are left out.
     """

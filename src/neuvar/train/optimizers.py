@@ -79,7 +79,7 @@ def make_optimizer(
         weight_decay: added to the gradient; decoupled for AdamW.
         b: scale of the noise of NVRM, or "auto", and of PSGD; for SGLD the square root of twice the
             temperature.
-        noise: noise distribution, for NVRM and PSGD.
+        noise: noise family, for NVRM and PSGD.
         rho: radius of SAM.
         seed: seed of the noise.
 

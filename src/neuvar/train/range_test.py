@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuvar import data as data_
-from neuvar._batches import Batches, Generators, feed_batch, length, to_device
+from neuvar._batches import DataPasses, Generators, feed_batch, length, to_device
 from neuvar._eval_mode import eval_mode
 from neuvar._validate import integer
 from neuvar.measures.loss_and_accuracy import Loss
@@ -106,7 +106,7 @@ def find_b(
         optimizer: makes the inner optimizer of the real training from parameters; SGD with a
             learning rate of 0.1 and a momentum of 0.9 by default.
         batch_size: for a pair or a split; increased if the last batch would have one example.
-        noise: noise distribution.
+        noise: noise family.
         seed: seed of the noise, the order of the data, and dropout.
 
     >>> from neuvar.data import mnist_excerpt
@@ -171,7 +171,7 @@ def _budget(steps: float, size: int, count: int) -> tuple[int, int]:
     return max(int(steps - examples * each), math.ceil(steps / 2)), examples
 
 
-def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batches:
+def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> DataPasses:
     """Data as batches: a pair or a split in random order, others in their own order."""
     if isinstance(data, data_.Split):
         data = data_.Batches(data, avoid_single(len(data.images), batch_size), seed=seed)
@@ -184,7 +184,7 @@ def _as_batches(data: Any, model: nn.Module, batch_size: int, seed: int) -> Batc
             order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
             data = tuple(part[order.to(part.device)] for part in data)
             batch_size = avoid_single(len(order), batch_size)
-    return Batches(data, batch_size=batch_size, model=model)
+    return DataPasses(data, batch_size=batch_size, model=model)
 
 
 def _is_numeric(part: Any) -> bool:
@@ -210,14 +210,14 @@ def _as_tensor(part: Any, model: nn.Module) -> Tensor:
     return tensor
 
 
-def _one_pass(batches: Batches, number: int) -> Iterator[Any]:
+def _one_pass(batches: DataPasses, number: int) -> Iterator[Any]:
     """One epoch; the order of shuffled data depends on its number."""
     data: Any = batches.batches
     for batch in data.epoch(number) if isinstance(data, data_.Batches) else data:
         yield batch if batches.device is None else to_device(batch, batches.device)
 
 
-def _repeat(batches: Batches) -> Generator[Any, None, None]:
+def _repeat(batches: DataPasses) -> Generator[Any, None, None]:
     for number in itertools.count():
         empty = True
         for batch in _one_pass(batches, number):

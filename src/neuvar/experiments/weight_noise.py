@@ -12,7 +12,7 @@ from neuvar.experiments import results_query as query
 from neuvar.experiments.experiment import Experiment
 from neuvar.experiments.findings import Cell, Line, Panel, Result, Table, Verdict, judge
 from neuvar.experiments.generalization import HELD_OUT, clean_runs, networks
-from neuvar.experiments.images import FAMILIES, recipe
+from neuvar.experiments.images import FAMILY_TITLES, recipe
 
 SMALL = " Small networks tolerate more noise than the paper's, so the scales go beyond 0.02."
 
@@ -101,11 +101,11 @@ EXPERIMENT = Experiment(
     sentence="The models trained by NVRM are significantly more robust to weight perturbation and "
     "have lower expected minima sharpness.",
     source="section 4, experiment 1",
-    runs=partial(clean_runs, tuple(FAMILIES)),
+    runs=partial(clean_runs, tuple(FAMILY_TITLES)),
     settings=lambda scale: (
-        f"Clean labels. {recipe(scale, tuple(FAMILIES))}After training, Gaussian noise of each "
-        "scale is added to all weights. Accuracy is measured on the test images, the rise of the "
-        "loss (expected sharpness) on the training images; each is a mean of 6 draws. "
+        f"Clean labels. {recipe(scale, tuple(FAMILY_TITLES))}After training, Gaussian noise of "
+        "each scale is added to all weights. Accuracy is measured on the test images, the rise of "
+        "the loss (expected sharpness) on the training images; each is a mean of 6 draws. "
         "Sharpness is compared by the mean of its logarithm over the scales, and shown as a ratio."
         f"{HELD_OUT[scale]}{SMALL if scale == 'cpu' else ''}"
     ),
