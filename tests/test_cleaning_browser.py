@@ -478,11 +478,8 @@ class TestDecisions:
         key = json.dumps(f"neuvar-clean-{one.source.sha256[:16]}")
         a = int(one.issues.worst[0])
 
-        page = visit().page
-
         def opened(kept):
-            page.evaluate(f"localStorage.setItem({key}, {json.dumps(kept)})")
-            page.reload()
+            page = visit(before=f"localStorage.setItem({key}, {json.dumps(kept)})").page
             assert page.locator(".card").count() == 60
             return page
 

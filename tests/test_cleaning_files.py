@@ -15,7 +15,7 @@ import torch
 from neuvar._atomic import write_folder
 from neuvar.cleaning.encoding import read_features
 from neuvar.cleaning.readers import Source, read_probabilities, read_source, with_classes
-from neuvar.cleaning.results import check_folder, read_decisions, write_cleaning, write_decided
+from neuvar.cleaning.results import check_folder, write_cleaning, write_decided
 from tests.test_cleaning_page import HOSTILE, cleaning
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 5, 5), dtype=np.uint8)
@@ -523,8 +523,8 @@ class TestFolders:
 
 def test_other_kinds_are_refused():
     assert refused(Path("nothing.npz")) == (
-        "DATA must be a folder of images, a .npz, a .csv or a .parquet file, there is no "
-        "nothing.npz"
+        "there is no nothing.npz; DATA must be a folder of images, a .npz, a .csv or a .parquet "
+        "file"
     )
     Path("data.xlsx").touch()
     assert refused(Path("data.xlsx")).endswith("file, got data.xlsx")
@@ -801,7 +801,7 @@ class TestDecisions:
     def test_what_they_need(self, written):
         path = self.decide(written, {})
         with pytest.raises(ValueError, match=r"there is no nowhere\.csv"):
-            read_decisions(Path("nowhere.csv"), written.source)
+            write_decided(written.source, Path("elsewhere"), Path("nowhere.csv"))
         with pytest.raises(ValueError, match="elsewhere has no readable result of neuvar clean"):
             write_decided(written.source, Path("elsewhere"), path)
         other = cleaning(seed=5, names=written.issues.names).source

@@ -144,7 +144,7 @@ def test_embeddings_are_trained_on_and_the_data_are_shown(capsys, digits, finder
         assert code == 2
         assert re.search(words, err)
     code, _, err = neuvar(capsys, "clean", "digits.npz", "--embeddings", "none.npy", "--overwrite")
-    assert "--embeddings must be a .npy or .npz file, got 'none.npy'" in err
+    assert "there is no none.npy; --embeddings must be a .npy or .npz file" in err
     words = ("--embeddings", "vectors.npy", "--probabilities", "p.npy", "--overwrite")
     code, _, err = neuvar(capsys, "clean", "digits.npz", *words)
     assert "--embeddings must not be given with --probabilities" in err
@@ -350,8 +350,9 @@ def test_standardize():
         ("--decisions d.csv --duplicates", "--duplicates must not be given with --decisions"),
         ("--probabilities p.npy --checkpoint c.pt", "--checkpoint must not be given with --prob"),
         ("--decisions d.csv --batch-size 3", "--batch-size must not be given with --decisions"),
+        ("--decisions d.csv", "there is no d.csv; --decisions must be a .csv file from the page"),
         (
-            "--decisions d.csv",
+            "--decisions digits.npz",
             "out/clean has no readable result of neuvar clean; give its folder with --out",
         ),
         ("--out digits.npz", "--out must be a folder, digits.npz is a file"),

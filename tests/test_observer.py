@@ -316,7 +316,7 @@ def test_the_page_opens_with_data(tmp_path):
     ("words", "message"),
     [
         ([], "DATA must be given, or --observed FILE"),
-        (["--observed", "none.pt"], "there is no none.pt"),
+        (["--observed", "none.pt"], "there is no none.pt; --observed must be a file of"),
         (["--observed", "good.pt", "--size", "8"], "--size must not be given without DATA"),
         (["--observed", "good.pt", "--lr", "0.1"], "--lr must not be given with --observed"),
         (["--observed", "good.pt", "--probabilities", "p.npy"],

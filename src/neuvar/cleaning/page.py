@@ -25,8 +25,8 @@ from neuvar.pages import head, printable
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
-    "network": "A network trained with perturbed weights memorizes few wrong labels. These are the "
-    "labels it disagrees with. It can be wrong: review each label and decide.",
+    "network": "A network trained with SAM or weight noise memorizes few wrong labels. These are "
+    "the labels it disagrees with. It can be wrong: review each label and decide.",
     "linear": "Each label was predicted by a linear model that had not seen it. These are the "
     "labels it disagrees with. It can be wrong: review each label and decide.",
     "observed": "These are the labels that your network disagreed with while it was trained. It "

@@ -89,7 +89,7 @@ def read_source(
 ) -> Source:
     """Read a dataset with its labels; the arguments are those of ``neuvar clean``."""
     if not path.exists():
-        raise ValueError(f"DATA must be {DATA_KINDS}, there is no {path}")
+        raise ValueError(f"there is no {path}; DATA must be {DATA_KINDS}")
     kind = "folder" if path.is_dir() else path.suffix.lower().removeprefix(".")
     if kind not in ("folder", "npz", "csv", "parquet"):
         raise ValueError(f"DATA must be {DATA_KINDS}, got {path}")
@@ -320,7 +320,7 @@ def _class_values(labels: Array, names: Sequence[str]) -> Array:
 def read_observed(path: Path) -> Source:
     """The labels that an observer has seen, without inputs; ``files`` has their indices."""
     if not path.is_file():
-        raise ValueError(f"--observed must be a file of LabelObserver.save(), there is no {path}")
+        raise ValueError(f"there is no {path}; --observed must be a file of LabelObserver.save()")
     observer = LabelObserver.load(path)
     issues, seen = observer.seen_issues()
     files = tuple(map(str, seen))
@@ -350,7 +350,9 @@ def with_classes(source: Source, classes: int, option: str = "--probabilities") 
 
 def read_embeddings(path: Path, count: int) -> Tensor:
     """Vectors of the examples as float32, from a .npy or .npz file."""
-    if not path.is_file() or path.suffix.lower() not in (".npy", ".npz"):
+    if not path.is_file():
+        raise ValueError(f"there is no {path}; --embeddings must be a .npy or .npz file")
+    if path.suffix.lower() not in (".npy", ".npz"):
         raise ValueError(f"--embeddings must be a .npy or .npz file, got {str(path)!r}")
     vectors = _read_one_array(path, EMBEDDINGS, "embeddings")
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or len(vectors) != count:

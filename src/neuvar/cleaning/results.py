@@ -197,6 +197,8 @@ def _earlier_summary(folder: Path) -> dict[str, Any]:
 
 def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
     """Apply decisions from the page to the given labels, write them, and return the decisions."""
+    if not decisions.is_file():
+        raise ValueError(f"there is no {decisions}; --decisions must be a .csv file from the page")
     summary = _earlier_summary(out)
     source = with_classes(source, len(summary["classes"]))
     if source.sha256 != summary["data"]["sha256"]:
@@ -217,8 +219,6 @@ def decided_labels(source: Source, decided: Mapping[int, int]) -> Array:
 
 def read_decisions(path: Path, source: Source) -> dict[int, int]:
     """Decided class of each example, by index."""
-    if not path.is_file():
-        raise ValueError(f"--decisions must be a .csv file from the page, there is no {path}")
     column, names = source.id_column, source.examples.names
     index_of = {id_: index for index, id_ in enumerate(source.ids)}
     class_of = {name: k for k, name in enumerate(names)}
