@@ -351,6 +351,12 @@ def forgetting() -> list[str]:
     return forgetting_table.report(lines("forgetting.jsonl"))
 
 
+def flatness_methods() -> list[str]:
+    import flatness
+
+    return flatness.table(RESULTS)
+
+
 def moved_weights() -> list[str]:
     import moved_weights
 
@@ -387,6 +393,7 @@ def uses() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "summary": summary,
     "flatness": flatness,
+    "flatness_methods": flatness_methods,
     "largest_b": largest_b,
     "variability_cost": variability_cost,
     "penalties": penalties,
