@@ -1,6 +1,7 @@
 """``neuvar list``, ``report`` and ``demo``."""
 
 import os
+import re
 import subprocess
 import sys
 import webbrowser
@@ -190,7 +191,7 @@ def test_demo_shows_both_results_and_names_the_page(capsys, here, monkeypatch):
     rows = [row.split() for row in out.splitlines()]
     assert ["nvrm-sgd", "55.0", "±", "0.0", "%", "2"] in rows
     assert ["sgd", "50.0", "±", "0.0", "%", "2"] in rows
-    assert out.endswith("written: out/demo/index.html\n")
+    assert out.endswith("written: out/demo/index.html; open it in a browser\n")
     assert (here / "out" / "demo" / "index.html").exists()
     assert len(Results(here / "out" / "demo" / "results" / "smoke.jsonl").lines()) == 6
 
@@ -230,6 +231,11 @@ def test_the_real_demo_needs_nothing_but_the_package(here):
     assert table in second
     for method in ("Adam ", "NVRM-Adam, b = 0.03", "SGD ", "NVRM-SGD, b = 0.05"):
         assert method in table
+    for words in (
+        "Accuracy on the first task after all five:",
+        "Wrong labels that were memorized:",
+    ):
+        assert re.search(rf"\n  {words} [\d.]+ % without noise, [\d.]+ % with noise\.\n", table)
     assert (here / "out" / "demo" / "index.html").stat().st_size > 10_000
     assert not (here / "cache").exists()
     # Over 6 seeds and 2 instruction sets, noise adds 0.19 ± 0.02 despite the wrong labels.

@@ -1,5 +1,6 @@
 """Second derivatives and sharpness against closed forms and brute force."""
 
+import functools
 import math
 
 import pytest
@@ -244,6 +245,15 @@ def test_a_loss_with_class_weights_has_no_gap():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.1]))
     with pytest.raises(ValueError, match="loss must be the mean of the losses of single examples"):
         generalization_gap(model, weighted, classes(40), classes(40))
+
+
+SUMS = [nn.CrossEntropyLoss(reduction="sum"), functools.partial(cross_entropy, reduction="sum")]
+
+
+@pytest.mark.parametrize("loss", SUMS)
+def test_a_sum_over_the_batch_is_refused(loss):
+    with pytest.raises(ValueError, match="loss has reduction='sum'"):
+        neural_variability(nn.Linear(5, 3), loss, classes(40), b=0.1)
 
 
 def test_an_option_that_the_trace_does_not_have_is_refused():

@@ -796,6 +796,22 @@ def test_bad_arguments(sentence):
         NVRMSGD(network().parameters(), lr=0.1, **({"b": 0.1} | BAD[sentence]))
 
 
+NOT_PARAMETERS = {
+    "got a NoneType": None,
+    "got a class": nn.Linear,
+    "got a str": "model",
+    "got a float": 0.1,
+    "got a OrderedDict": network().state_dict(),
+}
+
+
+@pytest.mark.parametrize("sentence", NOT_PARAMETERS)
+@pytest.mark.parametrize("kind", [NVRMSGD, NVRMAdam])
+def test_the_first_argument_is_checked(kind, sentence):
+    with pytest.raises(ValueError, match=f"params must be a model, its parameters .*{sentence}"):
+        kind(NOT_PARAMETERS[sentence], lr=0.1, b=0.1)
+
+
 def test_bad_inner():
     model = network()
     for inner, sentence in {

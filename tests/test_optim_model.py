@@ -1261,8 +1261,10 @@ def test_a_step_without_a_forward_pass_of_the_model_is_noticed(mode):
     model, optimizer = known(mode)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    with pytest.warns(UserWarning, match=r"no forward pass in training mode; call model.train\(\)"):
+    sentence = r"no forward pass in training mode; call model.train\(\)"
+    with pytest.warns(UserWarning, match=sentence) as found:
         optimizer.step()
+    assert found[0].filename == __file__
 
 
 def test_a_state_keeps_the_shape_of_a_buffer_that_shares_memory_with_a_parameter():

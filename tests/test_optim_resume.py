@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import subprocess
@@ -339,3 +340,34 @@ def test_killed_for_real(mode, killed):
     assert resumed.part == 50
     assert same(weights(resumed.model), weights(whole.model))
     backward(resumed.model, 0)
+
+
+KINDS = {
+    "SGD": lambda model, **o: NVRMSGD(model, lr=0.1, momentum=0.9, b=0.05, **o),
+    "Adam": lambda model, **o: NVRMAdam(model, b=0.05, **o),
+    "any": lambda model: NVRM(torch.optim.Adam(model.parameters()), model=model, b=0.05),
+    "copied": lambda model: copy.deepcopy(NVRMAdam(model, b=0.05)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("width", [3, 30])
+def test_a_state_of_other_shapes_is_refused(kind, inner, width):
+    """Fused kernels do not check shapes: they would read or write other memory."""
+    small = torch.nn.Linear(5, 8)
+    optimizer = (
+        NVRMSGD(small, lr=0.1, momentum=0.9, b=0.05) if kind == "SGD" else NVRMAdam(small, b=0.05)
+    )
+    small(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    other = KINDS[kind](torch.nn.Linear(5, width))
+    before = other.state_dict()
+    state = optimizer.inner.state_dict() if inner else optimizer.state_dict()
+    load = other.inner.load_state_dict if inner else other.load_state_dict
+    sentence = (
+        rf"parameter 0 has shape \({width}, 5\), but its '.*' in the state dict has shape \(8, 5\)"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        load(state)
+    assert other.state_dict() == before

@@ -29,4 +29,7 @@ def attach(package: str, **names: str) -> tuple[Callable[[str], Any], Callable[[
         setattr(sys.modules[package], name, value)  # so __getattr__ is not called again
         return value
 
-    return find, lambda: sorted({*vars(sys.modules[package]), *homes})
+    def public() -> list[str]:
+        return sorted({*homes, *(name for name in vars(sys.modules[package]) if name[:2] == "__")})
+
+    return find, public

@@ -44,8 +44,9 @@ DATA is one of
                 repeats, those of --drop, and label if --labels names another column
   FILE.parquet  like FILE.csv
 
-A network is trained once. Its weights are perturbed in training, so that it memorizes few wrong
-labels. For a table with text, a linear model is fitted instead (see --model).
+A network is trained once, with sharpness-aware minimization (see --rho) or weight noise (see --b),
+so that it memorizes few wrong labels. For a table with text, a linear model is fitted instead (see
+--model).
 
 Files in DIR:
   index.html    a page to review the examples with the lowest label quality

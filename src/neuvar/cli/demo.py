@@ -10,7 +10,11 @@ from neuvar.cli.run import run_watched
 from neuvar.cli.run_selection import find_experiments, runs_of
 from neuvar.engine import Results, SweepSpec
 
-EXPERIMENT_NAMES = ("forgetting", "pair-flips")
+SUMMARIES = {
+    "forgetting": ("first task", "Accuracy on the first task after all five"),
+    "pair-flips": ("wrong labels memorized, last epoch", "Wrong labels that were memorized"),
+}
+"""For each experiment a column of its table, and what it says."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +42,7 @@ examples:
 def _demo(options: argparse.Namespace) -> int:
     from neuvar.report import gather_claims, load, write  # imports numpy
 
-    experiments = find_experiments(EXPERIMENT_NAMES)
+    experiments = find_experiments(tuple(SUMMARIES))
     runs = runs_of(experiments, "smoke", options.trials)
     results = Results(options.out / "results" / "smoke.jsonl")
     if options.fresh:
@@ -59,8 +63,12 @@ def _demo(options: argparse.Namespace) -> int:
             print(paragraph(finding.experiment.settings(finding.scale), indent=2))
             rows = [[str(cell) for cell in row] for row in finding.table.rows]
             print(*("  " + line for line in aligned([finding.table.columns, *rows])), sep="\n")
+            column, words = SUMMARIES[claim.experiment.name]
+            if column in finding.table.columns and len(rows) > 1:
+                plain, *_, noisy = (row[finding.table.columns.index(column)] for row in rows)
+                print(f"\n  {words}: {plain} without noise, {noisy} with noise.")
     print()
     if not left:
         print("these are earlier results; neuvar demo --fresh trains again")
-    print(f"written: {report.page}")
+    print(f"written: {report.page}; open it in a browser")
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -101,7 +102,17 @@ class Landscape(PerturbedModel):
             stream=stream,
         )
         if not callable(loss):
-            raise ValueError(f"loss must be a function of outputs and targets, got {loss!r}")
+            raise ValueError(
+                "loss, the second argument, must be a function of outputs and targets, got a "
+                f"{type(loss).__name__}"
+            )
+        options = (
+            loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
+        )
+        if options.get("reduction") == "sum":
+            raise ValueError(
+                "loss has reduction='sum', so its value depends on the batch size; use 'mean'"
+            )
         _validate.one_of("batchnorm", batchnorm, ("keep", "reestimate"))
         if vectorize is not None:
             _validate.boolean("vectorize", vectorize)

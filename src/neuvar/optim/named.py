@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ class _Named(NVRM):
             if own["model"] not in (None, params):
                 raise ValueError("model must be the same module as the first argument")
             own["model"], options["params"] = params, params.parameters()
+        elif isinstance(params, (str, Mapping)) or not isinstance(params, Iterable):
+            got = "a class" if isinstance(params, type) else f"a {type(params).__name__}"
+            raise ValueError(
+                f"params must be a model, its parameters or parameter groups, got {got}"
+            )
         super().__init__(kind(**options), **own)
         self._picks_fused = options["fused"] is None and not options["foreach"]
 

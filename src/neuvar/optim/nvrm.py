@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,10 +179,11 @@ class NVRM(Wrapper):
                 )
             if weights.model is not None and weights.eps and not weights.passes:
                 warnings.warn(
-                    "the gradients were computed without noise: the model of this optimizer had "
-                    "no forward pass in training mode; call model.train(), and create the "
-                    "optimizer with the model that is trained",
-                    stacklevel=5,
+                    "the gradients were computed without noise: since the last step, the model of "
+                    "this optimizer had no forward pass in training mode; call model.train(), "
+                    "create the optimizer with the model that is trained, and call step() once "
+                    "per backward pass",
+                    stacklevel=_level_of_caller(),
                 )
             if any("auto" in group for group in groups):
                 self._control_b()
@@ -499,6 +503,16 @@ def _values(state: dict[str, Any], keys: list[str], mode: str) -> list[Any]:
             "in the same way, without the model"
         )
     return [state[key] for key in keys]
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel`` of the first caller that is not code of torch or of this package."""
+    files = (torch.__file__, noise_.__file__)
+    inside = tuple(str(Path(file).parent) + os.sep for file in files if file)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _own_rank() -> int:

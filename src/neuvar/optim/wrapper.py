@@ -22,6 +22,7 @@ from neuvar.optim.noisy_parameters import end_other_noise, make_weight_noise
 
 PREFIX = "nvrm_"
 """Prefix of our keys in a state dict."""
+HAVE_FUSED_KERNELS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
 
 class Wrapper(Optimizer):
@@ -86,6 +87,10 @@ class Wrapper(Optimizer):
         own = {"inner": inner, "_options": options, "_known_slots": {}, "_weights": self._weights}
         self.__setstate__(own)
         self._adopt(inner.param_groups)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.inner.register_load_state_dict_pre_hook(_check_shapes)
 
     def __getstate__(self) -> dict[str, Any]:
         keys = ("inner", "_options", "_weights")
@@ -416,6 +421,21 @@ def _check_relative(group: dict[str, Any], mode: str, model: nn.Module | None) -
         raise ValueError("relative_to needs mode='exact', which keeps the clean weights")
     if group["b"] == AUTO or "auto" in group:
         raise ValueError("relative_to needs a number for b; 'auto' is for absolute noise")
+
+
+def _check_shapes(inner: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Refuse a state with other shapes than the parameters: fused kernels do not check them."""
+    if type(inner) not in HAVE_FUSED_KERNELS:
+        return
+    params = [p for group in inner.param_groups for p in group["params"]]
+    ids = [pid for group in state_dict["param_groups"] for pid in group["params"]]
+    for index, (p, pid) in enumerate(zip(params, ids, strict=False)):
+        for key, value in state_dict["state"].get(pid, {}).items():
+            if key != "step" and isinstance(value, Tensor) and value.shape != p.shape:
+                raise ValueError(
+                    f"parameter {index} has shape {tuple(p.shape)}, but its {key!r} in the state "
+                    f"dict has shape {tuple(value.shape)}: it belongs to another model"
+                )
 
 
 def _check_model(model: object, groups: list[dict[str, Any]]) -> None:
