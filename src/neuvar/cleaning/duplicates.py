@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from neuvar._validate import number
-from neuvar.cleaning.class_indices import read_labels
-from neuvar.cleaning.examples import inputs_of, split_data
+from neuvar.cleaning.examples import read_examples
 from neuvar.cleaning.posterior import Array
 
 NEIGHBOURS = 10
@@ -90,13 +89,8 @@ def find_duplicates(
     ((array([3, 7]),), array([3, 7]))
     """
     false_alarms = number("false_alarms", false_alarms, above=0)
-    parts = split_data(data, names=names)
-    rows = inputs_of(parts).flatten(1)
-    labels, names = read_labels(parts.labels, parts.names)
-    if len(labels) != len(rows):
-        raise ValueError(
-            f"inputs and labels must have the same length, got {len(rows)} and {len(labels)}"
-        )
+    examples = read_examples(data, names=names)
+    rows = examples.inputs.flatten(1)
     seen: dict[bytes, int] = {}
     hashes = (hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows)
     # For each example, the index of the first equal example.
@@ -104,7 +98,7 @@ def find_duplicates(
     kept = np.unique(first)
     leaders = np.arange(len(rows))
     leaders[kept] = kept[_near(rows, kept, false_alarms)]
-    return Duplicates(_groups(leaders[first]), labels, names)
+    return Duplicates(_groups(leaders[first]), examples.labels, examples.names)
 
 
 def _near(rows: Tensor, kept: Array, false_alarms: float) -> Array:

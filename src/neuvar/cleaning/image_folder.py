@@ -54,11 +54,8 @@ def read_folder(
             f"{folder} must have a folder of images for each class, it has "
             + (f"{len(names)} folders and no image in them" if names else "no folders")
         )
-    images = read_images(folder, files, size, skipped)
-    unreadable = set(skipped or ())
-    files = [file for file in files if file not in unreadable]
-    classes = [file.split("/")[0] for file in files]
-    return images, classes, names, tuple(files)
+    images, read = read_images(folder, files, size, skipped)
+    return images, [file.split("/")[0] for file in read], names, read
 
 
 def files_in(folder: Path) -> dict[str, list[str]]:
@@ -103,8 +100,8 @@ def is_image(file: str) -> bool:
 
 def read_images(
     folder: Path, files: list[str], size: int | None, skipped: list[str] | None = None
-) -> Tensor:
-    """Images of a folder as uint8 squares: gray if all are gray, otherwise RGB.
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Images of a folder as uint8 squares, gray if all are gray, otherwise RGB; and their files.
 
     For ``skipped`` see :func:`read_folder`.
     """
@@ -112,7 +109,7 @@ def read_images(
     from PIL import Image, UnidentifiedImageError
 
     decoded: list[Array] = []
-    bad: list[tuple[str, Exception]] = []
+    bad: dict[str, Exception] = {}
     enough = 2 * (size or SIZE)
     with warnings.catch_warnings():
         # Pillow's warnings do not name the file. Sizes are checked below.
@@ -125,11 +122,11 @@ def read_images(
                     image.draft(None, (enough, enough))  # decodes JPEG files at a smaller size
                     decoded.append(pixels_of(image, size))
             except Exception as error:  # noqa: BLE001 - decoders of damaged files may raise any
-                bad.append((file, error))
+                bad[file] = error
     if skipped is not None and len(bad) < len(files):
-        skipped += [file for file, _ in bad]
+        skipped += bad
     elif bad:
-        file, cause = bad[0]
+        file, cause = next(iter(bad.items()))
         reason = "not an image of a supported format"
         if not isinstance(cause, UnidentifiedImageError):
             text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -145,7 +142,7 @@ def read_images(
             f"the images in {folder} must differ, but all pixels of all {len(files)} images are "
             f"{lowest.tolist()}"
         )
-    return images
+    return images, tuple(file for file in files if file not in bad)
 
 
 def require_pillow() -> None:

@@ -124,10 +124,9 @@ def _read_folder(
             raise ValueError(f"{path} has no image")
         # Labels stay text, like folder names.
         texts = _labels_by_id(Path(labels), "file", image_files)
-        images, bad = read_images(path, image_files, size, skipped), set(skipped or ())
-        kept = [pair for pair in zip(image_files, texts, strict=True) if pair[0] not in bad]
-        indices, names = read_labels([text for _, text in kept])
-        examples = Examples(images, indices, names, tuple(file for file, _ in kept))
+        label_of = dict(zip(image_files, texts, strict=True))
+        images, files = read_images(path, image_files, size, skipped)
+        examples = Examples(images, *read_labels([label_of[file] for file in files]), files)
     used, label_file = {*examples.files, *(skipped or ())}, labels and Path(labels)
     others = [file for file in every if file not in used and path / file != label_file]
     suffixes = sorted({Path(file).suffix.lower() or "no ending" for file in others})
