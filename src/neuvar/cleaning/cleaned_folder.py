@@ -6,6 +6,7 @@ import os
 import shutil
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -95,10 +96,12 @@ def write_cleaned_folder(
             new = folder / path
             new.parent.mkdir(parents=True, exist_ok=True)
             old = (data / file).resolve()  # a link to a file becomes a file
-            if link and _hard_link(old, new):
-                linked += 1
-            else:
-                shutil.copy2(old, new)
+            if link:
+                with suppress(OSError):  # another disk, or one without hard links
+                    os.link(old, new)
+                    linked += 1
+                    continue
+            shutil.copy2(old, new)
     return CleanedFolder(
         path=target,
         moved=sum(a not in (None, b) for a, b in zip(origins, wanted, strict=True)),
@@ -152,11 +155,3 @@ def assign_paths(
 def _same_on_any_disk(name: str) -> str:
     """A name with the case and Unicode form that some file systems ignore."""
     return unicodedata.normalize("NFC", name.casefold())
-
-
-def _hard_link(old: Path, new: Path) -> bool:
-    try:
-        os.link(old, new)
-    except OSError:
-        return False  # another disk, or one without hard links
-    return True

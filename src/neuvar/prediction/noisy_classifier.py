@@ -186,7 +186,9 @@ class NoisyClassifier(PerturbedModel):
         """Probabilities and their entropy of each sample: means over the signs of a draw."""
         finished = 0
         for some in outputs:
-            p = self._probabilities(some)
+            if not self.logits:
+                check_probabilities("logits=False needs a model that returns", some, dim=3)
+            p = some.double().softmax(3) if self.logits else some.double()
             yield p.mean(1), entr(p).sum(3).mean(1)
             finished += len(p)
             report(finished / count)
@@ -283,13 +285,6 @@ class NoisyClassifier(PerturbedModel):
         draw, device = self.draw._replace(noise=self.terms[p].noise), local(p).device
         every = [standard_noise(slot, draw._replace(number=n), device) for n in numbers]
         return torch.stack(every)
-
-    def _probabilities(self, outputs: Tensor) -> Tensor:
-        """Probabilities in double precision; the classes are along axis 3."""
-        if self.logits:
-            return outputs.double().softmax(3)
-        check_probabilities("logits=False needs a model that returns", outputs, dim=3)
-        return outputs.double()
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
