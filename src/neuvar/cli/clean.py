@@ -202,15 +202,13 @@ def _clean(options: argparse.Namespace) -> int:
     if options.data is None and not options.observed:
         raise ValueError("DATA must be given, or --observed FILE")
     _refuse_unused(options)
-    options.training = [name for name in TRAINING if getattr(options, name) is not None]
     if options.data is not None and options.data.is_dir():
         data, out = options.data.resolve(), options.out.resolve()
         if data == out or data in out.parents:
             raise ValueError(f"--out must not be inside {options.data}, got {options.out}")
-    for name, value in TRAINING.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    options.device = check_device(options.device)
+    given = {name: getattr(options, name) for name in TRAINING}
+    options.training = TRAINING | {k: value for k, value in given.items() if value is not None}
+    check_device(options.training["device"])
     from neuvar.cli.label_issues import apply_decisions, clean_labels  # imports torch
 
     return apply_decisions(options) if options.decisions else clean_labels(options)

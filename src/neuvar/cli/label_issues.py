@@ -206,12 +206,12 @@ def _score_observed(
 
 def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
     """Train a network once, and judge the labels by its probabilities."""
-    training = {name: getattr(options, name) for name in TRAINING}
+    training: dict[str, Any] = options.training
     unused = "rho" if options.b is not None else "b"
     _print_size(source.examples)
     examples = _model_inputs(source.examples, options)
     settings = _embeddings_setting(examples, options)
-    network = network_for(examples, seed=options.seed)
+    network = network_for(examples, seed=training["seed"])
     weights = sum(p.numel() for p in network.parameters())
     try:
         with training_progress() as progress:
@@ -232,8 +232,8 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
 
 def _fit_linear(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, dict[str, Any]]:
     """Predict each label with a logistic regression fitted to the other folds."""
-    for name in (*options.training, *(["checkpoint"] if options.checkpoint else [])):
-        if name != "seed":
+    for name in (*TRAINING, "checkpoint"):
+        if name != "seed" and getattr(options, name) is not None:
             raise ValueError(
                 f"--{name.replace('_', '-')} has no effect on a linear model, which is the default "
                 "for text; leave it out, or give --model network"
@@ -250,8 +250,9 @@ def _fit_linear(source: Source, options: argparse.Namespace) -> tuple[LabelIssue
         examples = replace(examples, inputs=mixed)
     print("logistic regression, fitted in five folds", flush=True)
     model = LogisticRegression(max_iter=1000)
-    issues = find_label_issues(model, examples, seed=options.seed)
-    return issues, settings | {"linear": "logistic regression, five folds", "seed": options.seed}
+    seed = options.training["seed"]
+    issues = find_label_issues(model, examples, seed=seed)
+    return issues, settings | {"linear": "logistic regression, five folds", "seed": seed}
 
 
 def _embeddings_setting(examples: Examples, options: argparse.Namespace) -> dict[str, Any]:
