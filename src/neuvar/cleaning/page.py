@@ -106,7 +106,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
         "given": issues.labels.tolist(),
         "files": list(source.examples.files) or None,
     }
-    t = issues.transition
+    t, pairs = issues.transition, issues.pairs
     shares = np.nan_to_num(t.matrix, nan=-1.0)
     least = max(MIN_SHARE, float(np.sort(shares, axis=None)[-MAX_ELEMENTS:][0]))
     data: dict[str, Any] = {
@@ -124,7 +124,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
             "quality": [float(f"{q:.4g}") for q in issues.quality[shown]],
             "wrong": [float(f"{p:.4g}") for p in issues.error_probability[shown]],
         },
-        "pairs": [[int(i), int(j), int(issues.pairs[i, j])] for i, j in np.argwhere(issues.pairs)],
+        "pairs": [[int(i), int(j), int(pairs[i, j])] for i, j in np.argwhere(pairs)],
         "least": least,
         "transition": [
             [int(i), int(j), *(round(float(x[i, j]), 4) for x in (t.matrix, t.low, t.high))]

@@ -113,13 +113,13 @@ def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
 def _duplicate_rows(source: Source, duplicates: Duplicates) -> Iterable[Sequence[str]]:
     """Rows of duplicates.csv: the examples of each group, groups with different labels first."""
     yield source.id_column, "label", "group", "labels_differ"
-    names, labels = duplicates.names, duplicates.labels
+    ids, names, labels = source.ids, duplicates.names, duplicates.labels
     conflicts = {int(group[0]) for group in duplicates.conflicts}
     groups = sorted(duplicates.groups, key=lambda group: int(group[0]) not in conflicts)
     for number, group in enumerate(groups):
         differ = "true" if int(group[0]) in conflicts else "false"
         for i in group:
-            yield source.ids[i], names[labels[i]], str(number), differ
+            yield ids[i], names[labels[i]], str(number), differ
 
 
 def label_rows(source: Source, labels: Array) -> Iterable[Sequence[str]]:
