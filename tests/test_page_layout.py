@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,13 @@ def lay_out():
     return module.on_page_content
 
 
-@pytest.mark.parametrize("text", ["0.05 ± 0.01", "95 %", "b = 0.05", "λ 300", "θ + ε", "5 of 10"])
+UNBROKEN = [
+    "0.05 ± 0.01", "95 %", "b = 0.05", "λ 300", "θ + ε", "5 of 10", "b = auto", "h₀ = 0.1",
+    "σ² = 1/m", "(-0.2 to +0.1)", "[0.03, 0.05]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNBROKEN)
 def test_numbers_and_their_signs_stay_on_one_line(lay_out, text):
     unbroken = text.replace(" ", "\u00a0")
     assert lay_out(f"<p>It is {text} here.</p>") == f"<p>It is {unbroken} here.</p>"
@@ -30,6 +37,26 @@ def test_words_break(lay_out):
 def test_code_is_kept(lay_out):
     for code in ("<pre><code>b = 0.05</code></pre>", "<code>" + "b = 0.05 + " * 3 + "1</code>"):
         assert lay_out(code) == code
+
+
+@pytest.mark.parametrize("name", ["CIFAR-10", "NVRM-SGD", "784-256-256-10"])
+def test_names_do_not_break_at_hyphens(lay_out, name):
+    assert lay_out(f"<p>On {name}.</p>") == f'<p>On <span class="name">{name}</span>.</p>'
+    assert lay_out(f"<p><code>{name}</code></p>").count("<span") == 0
+
+
+def test_long_code_breaks_after_dots_and_brackets(lay_out):
+    code = "<code>filter.find_issues(labels, p, size=5, b=0.05)</code>"
+    broken = "<code>filter.<wbr>find_<wbr>issues(<wbr>labels, p, size=<wbr>5, b=<wbr>0.05)</code>"
+    assert lay_out(code) == broken
+
+
+def test_pages_with_few_sections_have_no_table_of_contents(lay_out):
+    for sections, hidden in ((0, ["toc"]), (1, ["toc"]), (2, [])):
+        title = SimpleNamespace(children=["section"] * sections)
+        page = SimpleNamespace(toc=[title], meta={})
+        lay_out("<p>Text.</p>", page=page)
+        assert page.meta.get("hide", []) == hidden
 
 
 def test_short_code_is_marked(lay_out):
