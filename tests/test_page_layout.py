@@ -39,7 +39,7 @@ def test_code_is_kept(lay_out):
         assert lay_out(code) == code
 
 
-@pytest.mark.parametrize("name", ["CIFAR-10", "NVRM-SGD", "784-256-256-10"])
+@pytest.mark.parametrize("name", ["CIFAR-10", "NVRM-SGD", "784-256-256-10", "11–12"])
 def test_names_do_not_break_at_hyphens(lay_out, name):
     assert lay_out(f"<p>On {name}.</p>") == f'<p>On <span class="name">{name}</span>.</p>'
     assert lay_out(f"<p><code>{name}</code></p>").count("<span") == 0
@@ -47,8 +47,20 @@ def test_names_do_not_break_at_hyphens(lay_out, name):
 
 def test_long_code_breaks_after_dots_and_brackets(lay_out):
     code = "<code>filter.find_issues(labels, p, size=5, b=0.05)</code>"
-    broken = "<code>filter.<wbr>find_<wbr>issues(<wbr>labels, p, size=<wbr>5, b=<wbr>0.05)</code>"
+    broken = "<code>filter.<wbr>find_issues(<wbr>labels, p, size=<wbr>5, b=<wbr>0.05)</code>"
     assert lay_out(code) == broken
+
+
+def test_options_in_long_code_stay_whole(lay_out):
+    code = "<code>python tools/a_file.py --skip-some FILE</code>"
+    whole = '<span class="name">--skip-some</span>'
+    assert whole in lay_out(code)
+    assert lay_out(code).replace(whole, "--skip-some").replace("<wbr>", "") == code
+
+
+def test_an_interval_may_begin_a_line(lay_out):
+    cell = "<td>+0.1\u00a0(-0.2\u00a0to\u00a0+0.4)</td>"
+    assert "+0.1 (-0.2\u00a0to\u00a0+0.4)" in lay_out(cell)
 
 
 def test_pages_with_few_sections_have_no_table_of_contents(lay_out):

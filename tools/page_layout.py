@@ -21,9 +21,11 @@ UNBROKEN = re.compile(
     re.VERBOSE,
 )
 SPACE = re.compile(r"\s")
-NAME = re.compile(r"\b(?:CIFAR|NVRM|ResNet|VGG|Fashion)-\w+|\b\d+(?:-\d+){2,}\b")
-"""Names with a hyphen, and layers of a network."""
-PLACE_TO_BREAK = re.compile(r"(?<=[a-z][./_])(?=[a-z])|(?<=[a-z][(=])(?=[\w\"])")
+BEFORE_INTERVAL = re.compile("\u00a0(?=[(\\[])")
+NAME = re.compile(r"\b(?:CIFAR|NVRM|ResNet|VGG|Fashion)-\w+|\b\d+(?:-\d+){2,}\b|\b\d+–\d+\b")
+"""Names with a hyphen, layers of a network, and ranges."""
+PLACE_TO_BREAK = re.compile(r"(?<=[a-z][./])(?=[a-z])|(?<=[a-z][(=])(?=[\w\"])")
+OPTION = re.compile(r"(?<!\S)--[\w-]+")
 CELL = re.compile(r"<td>(?=(.*?)</td>)", re.S)
 TAG = re.compile(r"<[^>]+>")
 LONG_CELL, SHORT_CODE = 12, 28
@@ -43,11 +45,17 @@ def _piece(match: re.Match[str]) -> str:
     if piece.startswith("<code>"):
         if len(TAG.sub("", piece)) <= SHORT_CODE:
             return piece.replace("<code>", '<code class="short">', 1)
-        return PLACE_TO_BREAK.sub("<wbr>", piece) if piece.count("<") == 2 else piece
+        if piece.count("<") > 2:
+            return piece
+        return OPTION.sub(_whole, PLACE_TO_BREAK.sub("<wbr>", piece))
     if piece.startswith("<"):
         return piece
-    text = UNBROKEN.sub(lambda m: SPACE.sub("\u00a0", m[0]), piece)
-    return NAME.sub(lambda m: f'<span class="name">{m[0]}</span>', text)
+    text = UNBROKEN.sub(lambda m: SPACE.sub("\u00a0", m[0]), BEFORE_INTERVAL.sub(" ", piece))
+    return NAME.sub(_whole, text)
+
+
+def _whole(match: re.Match[str]) -> str:
+    return f'<span class="name">{match[0]}</span>'
 
 
 def _cell(match: re.Match[str]) -> str:
