@@ -17,8 +17,8 @@ def lay_out():
 
 
 UNBROKEN = [
-    "0.05 ± 0.01", "95 %", "b = 0.05", "λ 300", "θ + ε", "5 of 10", "b = auto", "h₀ = 0.1",
-    "σ² = 1/m", "(-0.2 to +0.1)", "[0.03, 0.05]",
+    "0.05 ± 0.01", "95 %", "b = 0.05", "λ 300", "θ + ε", "5 of 10", "at 0.05", "b = auto",
+    "h₀ = 0.1", "σ² = 1/m", "± standard", "(-0.2 to +0.1)", "[0.03, 0.05]",
 ]  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def test_names_do_not_break_at_hyphens(lay_out, name):
 
 
 def test_long_code_breaks_after_dots_and_brackets(lay_out):
-    code = "<code>filter.find_issues(labels, p, size=5, b=0.05)</code>"
-    broken = "<code>filter.<wbr>find_issues(<wbr>labels, p, size=<wbr>5, b=<wbr>0.05)</code>"
+    code = "<code>filter.find_label_issues(issues.labels, threshold=0.5)</code>"
+    broken = "<code>filter.<wbr>find_label_issues(<wbr>issues.<wbr>labels, threshold=0.5)</code>"
     assert lay_out(code) == broken
 
 
