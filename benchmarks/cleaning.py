@@ -256,8 +256,10 @@ def collected(path: Path) -> dict[str, dict[str, dict[int, dict[str, float]]]]:
     return found
 
 
-def head(*columns: str) -> list[str]:
-    return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+def head(*columns: str, text: int) -> list[str]:
+    """Head of a table whose first columns are text."""
+    rule = " --- |" * text + " ---: |" * (len(columns) - text)
+    return [f"| {' | '.join(columns)} |", f"|{rule}"]
 
 
 def table(path: Path) -> str:
@@ -282,7 +284,7 @@ def judgements(found: Any) -> list[str]:
         "recall",
         "error of the estimated noise rate",
     )
-    lines = head("labels", "method", "n", *columns)
+    lines = head("labels", "method", "n", *columns, text=2)
     for row, ways in found.items():
         ways_shown = (("ours", 1), ("cleanlab", FOLDS), ("cleanlab, by margin", FOLDS))
         for way, cost in (*ways_shown, ("cleanlab on ours", 1)):
@@ -296,7 +298,7 @@ def judgements(found: Any) -> list[str]:
 
 def differences(found: Any) -> list[str]:
     columns = ("labels", "against", "n", "AUROC", "average precision", "beyond two standard errors")
-    lines = head(*columns)
+    lines = head(*columns, text=2)
     for row, ways in found.items():
         for other in ("cleanlab", "cleanlab, by margin"):
             seeds = sorted(ways.get("ours", {}).keys() & ways.get(other, {}).keys())
@@ -318,7 +320,7 @@ def differences(found: Any) -> list[str]:
 def trainings(found: Any) -> list[str]:
     corrected = ("corrected by cleanlab", "corrected by neuvar")
     closed = ("gap closed by cleanlab", "gap closed by neuvar")
-    lines = head("labels", "n", "given labels", *corrected, "true labels", *closed)
+    lines = head("labels", "n", "given labels", *corrected, "true labels", *closed, text=1)
     order = ("given", "cleanlab", "ours", "true")
     for row, ways in found.items():
         seeds = sorted(set.intersection(*(set(ways.get(way, {})) for way in order)))

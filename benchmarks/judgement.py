@@ -17,6 +17,7 @@ Writes results/judgement_files.md and results/judgement.md.
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -189,8 +190,13 @@ def from_planted(count: int, seed: int) -> Rows:
 # Tables.
 
 
+NUMBER = re.compile(r"–|[\d.]+(\s%)?|[\d.]+ of \d+|[\d.]+ % \[[\d., ]+\]")
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    numeric = [all(map(NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
+    sides = ["---:" if i and right else "---" for i, right in enumerate(numeric)]
+    lines = [head, sides, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

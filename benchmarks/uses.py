@@ -59,7 +59,6 @@ class Use:
 
     def cells(self) -> list[str]:
         return [
-            self.use,
             self.measure,
             f"{self.baseline}: {self._mean(self.without)}",
             f"{self.method}: {self._mean(self.with_noise)}",
@@ -178,14 +177,19 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(results: Path) -> list[str]:
-    """All uses, as rows of a table."""
-    return rows([*moved(results), *wrong(results), *forgetting(results), *sure(results)])
+    """A table of each use, below its name."""
+    found = [*moved(results), *wrong(results), *forgetting(results), *sure(results)]
+    parts: list[str] = []
+    for name in dict.fromkeys(use.use for use in found if use.gains):
+        parts += ["", f"**{name[0].upper()}{name[1:]}**", ""]
+        parts += rows([use for use in found if use.use == name])
+    return parts[1:]
 
 
 def rows(uses: Sequence[Use]) -> list[str]:
     head = (
-        "use", "measure", "best without noise, same cost", "with noise",
+        "measure", "best without noise, same cost", "with noise",
         "difference (95 % interval)", "n", "noise is",
     )  # fmt: skip
-    made = [f"| {' | '.join(head)} |", "| --- | --- | --- | --- | ---: | ---: | --- |"]
+    made = [f"| {' | '.join(head)} |", "| --- | --- | --- | ---: | ---: | --- |"]
     return made + [f"| {' | '.join(use.cells())} |" for use in uses if use.gains]

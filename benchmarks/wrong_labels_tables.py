@@ -186,11 +186,12 @@ def accuracy_table(lines: list[Line], name: str) -> list[str]:
     if base is not None:
         arm, stage = base[0]
         fitted = percent(column(arms["SGD"], stage_value("last", "fitted")))
-        rows += [
-            "",
-            f"Baseline: {arm}, {STAGES[stage]}, the best of the simple ones on the test set. "
-            f"SGD fits {fitted} of the given training labels at the last epoch.",
-        ]
+        baseline = (
+            f"The baseline is {arm} at the {STAGES[stage]}. Of {', '.join(SIMPLE[:-1])} and "
+            f"{SIMPLE[-1]}, it has the highest mean test accuracy. SGD fits {fitted} of the given "
+            "training labels at the last epoch."
+        )
+        return [baseline, "", *rows]
     return rows
 
 
@@ -297,14 +298,17 @@ def finding_table(lines: list[Line], name: str, cleaning: Sequence[Line]) -> lis
             for measure, base in bases.items()
         ]
         rows.append(f"| {' | '.join([CLEANLAB, str(len(found)), *scores, *gains])} |")
-    named = [
-        f"{MEASURES[measure]}, {base[0][0]} by {SCORES[base[0][1]]}"
-        for measure, base in bases.items()
-        if base is not None
+    named: dict[Candidate, list[str]] = {}
+    for measure, base in bases.items():
+        if base is not None:
+            named.setdefault(base[0], []).append(f"the {MEASURES[measure]}")
+    baselines = [
+        f'The baseline for {" and ".join(measures)} is {arm}, with the score "{SCORES[score]}".'
+        for (arm, score), measures in named.items()
     ]
-    if named:
-        text = "; ".join(named)
-        rows += ["", f"Baselines: {text}. The differences are those of each method's best score."]
+    if baselines:
+        baselines += ["Each method is compared by its best score."]
+        return [" ".join(baselines), "", *rows]
     return rows
 
 

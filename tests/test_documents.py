@@ -1,6 +1,8 @@
 """What the documents say about the project must be so; their Python blocks run by themselves."""
 
+import importlib
 import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -16,6 +18,10 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+MODULES = (
+    "baselines", "bounds", "cleaning", "continual", "data", "labels", "measures", "models", "optim",
+    "train",
+)  # fmt: skip
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
@@ -87,10 +93,43 @@ def test_constraints_are_exact():
     assert "torch==2.13.0" in pins
 
 
+API = sorted((ROOT / "docs" / "api").glob("*.md"))
+
+
+def described() -> list[str]:
+    """What the pages of the API describe."""
+    return [
+        line.removeprefix("::: ")
+        for page in API
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith(":::")
+    ]
+
+
 def test_every_public_name_has_its_place_in_the_api():
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    described = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith(":::")}
-    assert set(neuvar.__all__) <= described
+    assert set(neuvar.__all__) <= {path.rpartition(".")[2] for path in described()}
+
+
+def test_names_in_the_api_exist_and_are_described_once():
+    found = [pkgutil.resolve_name(path) for path in described()]
+    assert len(set(map(id, found))) == len(found)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_function_and_class_of_a_public_module_is_in_the_api(name):
+    module = importlib.import_module(f"neuvar.{name}")
+    public = {id(thing): key for key in module.__all__ if callable(thing := getattr(module, key))}
+    for path in described():
+        public.pop(id(pkgutil.resolve_name(path)), None)
+    assert public == {}
+
+
+def test_every_page_of_the_api_is_in_the_navigation_and_in_the_overview():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    overview = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for page in API:
+        assert f": api/{page.name}\n" in navigation
+        assert f"(api/{page.name})" in overview
 
 
 def test_tables_are_those_of_the_results():

@@ -116,10 +116,10 @@ class TestUses:
 
     def test_a_row_in_words(self):
         assert uses.rows([self.use(0.1, 0.1)])[-1] == (
-            "| u | m | dropout: 50.0 % | NVRM: 60.0 % | +10.0 (+10.0 to +10.0) | 2 "
+            "| m | dropout: 50.0 % | NVRM: 60.0 % | +10.0 (+10.0 to +10.0) | 2 "
             "| preliminary: better |"
         )
-        assert uses.rows([self.use(0.1, percent=False)])[-1].split(" | ")[4] == "+0.100"
+        assert uses.rows([self.use(0.1, percent=False)])[-1].split(" | ")[3] == "+0.100"
 
     def test_without_results_there_are_no_rows(self, tmp_path):
         assert uses.moved(tmp_path) == uses.wrong(tmp_path) == []

@@ -162,7 +162,7 @@ def cells_of(rows, start):
 
 def test_accuracies_and_paired_differences(results):
     rows = tables.accuracy_tables(results)
-    assert "Baseline: dropout, best held-out epoch" in "\n".join(rows)
+    assert "The baseline is dropout at the best held-out epoch." in "\n".join(rows)
     sgd = cells_of(rows, "SGD")
     assert sgd[:4] == ["SGD", "1 ×", "3 of 10", "52.0 ± 2.0 %"]
     # Dropout at its best epoch has 0.8 + shift, NVRM-SGD at its last one 0.9 + 2 shift: the
@@ -188,7 +188,7 @@ def test_without_all_baselines_there_is_no_difference(results):
     write(results, kept)
     rows = tables.accuracy_tables(results)
     assert cells_of(rows, "NVRM-SGD")[-2:] == ["–", "–"]
-    assert "Baseline" not in "\n".join(rows)
+    assert "The baseline" not in "\n".join(rows)
 
 
 def test_one_seed_has_no_deviation_and_no_interval(results):

@@ -101,7 +101,7 @@ def summary() -> list[str]:
     best = list(of_seeds.values())
     return [
         "| task | measure | plain | with NVRM | best other method of the same cost | n |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| --- | --- | --- | --- | --- | ---: |",
         compared(
             "Strong noise on the weights: 2 × their root mean square, MNIST", "test accuracy",
             *((name, values[name]) for name in names), show=percent,
