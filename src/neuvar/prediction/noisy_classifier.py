@@ -66,6 +66,8 @@ class NoisyClassifier(PerturbedModel):
     terms: dict[Tensor, NoiseSpec]
     targets: Tensor | None
     statistics: list[list[dict[str, Tensor]]] | None = None
+    logits_sum_to_one: bool | None = None
+    """Whether the first outputs look like probabilities, although they are read as logits."""
 
     def __init__(
         self,
@@ -145,6 +147,7 @@ class NoisyClassifier(PerturbedModel):
             blocks = Blocks(stream)
             for block in blocks:
                 for summary, targets in self._summaries(blocks, block, count, report):
+                    self._check_finite(summary[0]["probabilities"], examples)
                     examples += len(summary[0]["entropy"])
                     yield summary, targets
         if not examples:
@@ -162,6 +165,7 @@ class NoisyClassifier(PerturbedModel):
             parts = blocks.split(block)
             blocks.splits = bool(parts) and self._rows_are_independent(block, parts[0], first)
             if blocks.splits:
+                del first, outputs  # they have all rows
                 for part in parts:
                     yield from self._summaries(blocks, part, count, report)
                 return
@@ -235,6 +239,18 @@ class NoisyClassifier(PerturbedModel):
         self.targets = torch.cat(targets).cpu() if known else None
         return torch.stack(results).unsqueeze(0)
 
+    def _check_finite(self, probabilities: Tensor, earlier: int) -> None:
+        """Refuse outputs such as nan; ``earlier`` examples were checked before."""
+        finite = probabilities.isfinite().flatten(1).all(1)
+        if not finite.all():
+            row = earlier + int(finite.logical_not().nonzero()[0])
+            why = "check the data, and try a smaller b" if self.terms else "check the data"
+            noise = " under the noise" if self.terms else ""
+            raise ValueError(
+                f"the model returns values that are not finite{noise}, first for example {row} "
+                f"(counted from 0); {why}"
+            )
+
     def _seeded(self, number: int, sign: int, data: Any = None) -> AbstractContextManager[None]:
         """Random numbers, as of dropout, that depend on the seed and the draw only."""
         key = np.random.SeedSequence([self.draw.seed, number, sign + 1]).generate_state(1)
@@ -287,6 +303,9 @@ class NoisyClassifier(PerturbedModel):
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """Probabilities in double precision; the classes are along axis 3."""
         if self.logits:
+            if self.logits_sum_to_one is None:
+                error = float((outputs[0].double().sum(2) - 1).abs().max())
+                self.logits_sum_to_one = float(outputs[0].min()) >= 0 and error < 1e-4
             return outputs.double().softmax(3)
         check_probabilities("logits=False needs a model that returns", outputs, dim=3)
         return outputs.double()
@@ -294,8 +313,14 @@ class NoisyClassifier(PerturbedModel):
 
 def _agree(one: Tensor, other: Tensor) -> bool:
     """Whether two computations of the same outputs differ by rounding only."""
+    if one.shape != other.shape:
+        return False
+    finite = other.isfinite()  # logits of masked classes are -inf
+    if not torch.equal(one[~finite], other[~finite]):
+        return False
+    one, other = one.masked_fill(~finite, 0), other.masked_fill(~finite, 0)
     tolerance = min(100 * torch.finfo(other.dtype).eps, LARGEST_ROUNDING) * float(other.abs().max())
-    return one.shape == other.shape and float((one - other).abs().max()) <= tolerance
+    return float((one - other).abs().max()) <= tolerance
 
 
 def check_same_shape(outputs: Sequence[Tensor]) -> None:
@@ -317,11 +342,19 @@ def checked_outputs(outputs: Any) -> Tensor:
         or outputs.ndim < 2
         or outputs.shape[1] < 2
     ):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(
-            f"model must return numbers of shape (n, classes, ...), got {got}; if it returns them "
-            "inside another object, pass a feed(model, batch) that returns them with the targets"
+        got: Any = type(outputs).__name__
+        hint = (
+            "if it returns them inside another object, pass a feed(model, batch) that returns them "
+            "with the targets"
         )
+        if isinstance(outputs, Tensor):
+            got = f"{outputs.dtype} of shape {tuple(outputs.shape)}"
+            if outputs.shape[1:] in ((), (1,)):
+                hint = (
+                    "if it returns one logit z of two classes, z of shape (n,), pass a feed(model, "
+                    "batch) that returns torch.stack([0 * z, z], 1) and the targets"
+                )
+        raise ValueError(f"model must return numbers of shape (n, classes, ...), got {got}; {hint}")
     return outputs
 
 
