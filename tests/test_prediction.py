@@ -724,6 +724,48 @@ def test_batchnorm_takes_batches_of_any_form():
         assert torch.allclose(found, expected, atol=1e-6)
 
 
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, a, b):
+        return self.linear(self.norm(a) + b)
+
+
+def test_batchnorm_batches_have_the_form_of_the_data():
+    model, (x, y) = TwoInputs(), classes()
+    expected = predict(model, [(x, x, y)], b=0.1, batchnorm=[(x, x, y)])
+    assert not torch.equal(expected.probabilities, predict(model, [(x, x, y)], b=0.1).probabilities)
+    named = {"a": x, "b": x, "labels": y}
+
+    def feed(model, batch):
+        return model(batch["own"], batch["own"]), batch["targets"]
+
+    own = {"own": x, "targets": y}
+    for batch, options in ((named, {}), (own, {"feed": feed})):
+        found = predict(model, [batch], b=0.1, batchnorm=[batch], **options)
+        assert torch.equal(found.probabilities, expected.probabilities)
+        assert torch.equal(found.targets, y)
+
+
+def test_a_model_that_changes_its_inputs_is_refused():
+    class Doubles(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    x = classes()[0]
+    for data in (x.clone(), [(x.clone(),)], [{"x": x.clone()}]):
+        with pytest.raises(ValueError, match="changes its inputs in place"):
+            predict(Doubles(5, 3), data, b=0.1)
+
+
+def test_a_feed_must_return_a_pair():
+    for rows in (2, 60):  # two rows would unpack
+        with pytest.raises(ValueError, match=r"feed must return a pair .*, got Tensor"):
+            predict(nn.Linear(5, 3), [torch.ones(rows, 5)], b=0.1, feed=lambda m, x: m(x))
+
+
 def test_monte_carlo_dropout():
     model, (x, _) = classifier(), classes()
     one, same, other = (

@@ -94,8 +94,7 @@ def predict(
         seed: Of all draws.
         sampler: ``"table"`` or ``"fresh"``, as in the optimizers.
         batchnorm: ``"keep"`` its statistics, or batches on which to re-estimate them at each draw:
-            a list or ``DataLoader`` of training batches, as for
-            :func:`neuvar.reestimate_batchnorm`.
+            a list or ``DataLoader`` of training batches, of the same form as those of ``data``.
         dropout: Leave dropout on (Monte Carlo dropout); with ``b=0`` without weight noise. This
             means torch's dropout layers, and dropout in its recurrent layers, attention and
             transformers. Dropout that a module computes with ``torch.nn.functional`` stays off.

@@ -31,7 +31,7 @@ from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.perturbed import PREDICTIONS, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
-from neuvar.prediction.blocks import Block, Blocks, can_hold, count_rows
+from neuvar.prediction.blocks import Block, Blocks, can_hold, count_rows, tensors_in
 from neuvar.prediction.uncertainty import Sample, Summary, summarize
 
 DRAWS_AT_ONCE = 32
@@ -113,7 +113,8 @@ class NoisyClassifier(PerturbedModel):
             for sign in self.signs:
                 self.perturb(number, sign)
                 with self._seeded(number, sign, batches):
-                    reestimate_batchnorm(self.model, (to_device(b, device) for b in batches))
+                    moved = (to_device(batch, device) for batch in batches)
+                    reestimate_batchnorm(self.model, moved, feed=self.feed)
                 buffers = [norm.named_buffers(recurse=False) for norm in self.norms]
                 self.statistics.append([{n: b.clone() for n, b in own} for own in buffers])
 
@@ -229,7 +230,7 @@ class NoisyClassifier(PerturbedModel):
         for sign in self.signs:
             self.perturb(number, sign)
             with self._seeded(number, sign):
-                pairs = [self.feed(self.model, batch) for batch in block]
+                pairs = [self._fed(batch) for batch in block]
             parts = [checked_outputs(outputs) for outputs, _ in pairs]
             check_same_shape(parts)
             results.append(torch.cat(parts))
@@ -250,6 +251,21 @@ class NoisyClassifier(PerturbedModel):
                 f"the model returns values that are not finite{noise}, first for example {row} "
                 f"(counted from 0); {why}"
             )
+
+    def _fed(self, batch: Any) -> tuple[Any, Any]:
+        """Outputs and targets of a batch; the batch must stay the same for the other draws."""
+        tensors = [tensor for tensor in tensors_in(batch) if not tensor.is_inference()]
+        versions = [tensor._version for tensor in tensors]
+        pair: Any = self.feed(self.model, batch)
+        if [tensor._version for tensor in tensors] != versions:
+            raise ValueError(
+                "the model changes its inputs in place, so draws would see different data; copy "
+                "them in its forward"
+            )
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            got = type(pair).__name__
+            raise ValueError(f"feed must return a pair (outputs, targets), got {got}")
+        return pair[0], pair[1]
 
     def _seeded(self, number: int, sign: int, data: Any = None) -> AbstractContextManager[None]:
         """Random numbers, as of dropout, that depend on the seed and the draw only."""
