@@ -1,6 +1,7 @@
 """Corruptions by what they do to known images, and PGD on linear models."""
 
 import io
+import math
 
 import numpy as np
 import pytest
@@ -401,6 +402,14 @@ def test_inputs_outside_of_clip_are_refused():
     assert adversarial_accuracy(model, (by_rounding, y), epsilon=0.1).attacked.of == 300
     with pytest.raises(ValueError, match="data is empty"):
         adversarial_accuracy(model, (x[:0], y[:0]), epsilon=0.1)
+
+
+def test_the_norm_may_be_a_number():
+    model, data = nn.Linear(2, 2), (torch.rand(6, 2), torch.arange(6) % 2)
+    for number, name in ((2, "2"), (2.0, "2"), (math.inf, "inf")):
+        assert adversarial_accuracy(model, data, epsilon=0.1, norm=number).norm == name
+    with pytest.raises(ValueError, match="norm must be one of inf, 2, got 1"):
+        adversarial_accuracy(model, data, epsilon=0.1, norm=1)
 
 
 def test_large_scores_do_not_hide_the_gradient():

@@ -455,6 +455,8 @@ def test_training_with_the_noise_of_rounding(known):
 
 
 def test_bad_presets():
+    with pytest.raises(ValueError, match="model must be a torch module, got list"):
+        rounding_parameters([torch.ones(2, 2)], bits=4)
     with pytest.raises(ValueError, match="bits must be an integer from 2 to 16"):
         rounding_parameters(classifier(), bits=1)
     with pytest.raises(ValueError, match="no parameter of two or more dimensions"):

@@ -20,7 +20,7 @@ from neuvar.measures import log_loss, perturbed
 from neuvar.noise import FAMILIES, Draw, standard_noise, table, whole_slot
 from neuvar.optim import rounding_parameters
 from neuvar.prediction import blocks, noisy_classifier
-from neuvar.prediction.uncertainty import PARTS
+from neuvar.prediction.uncertainty import PARTS, joined
 from tests.landscapes import classes, classifier
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -698,7 +698,7 @@ def test_batchnorm_statistics_are_kept_or_reestimated():
 @pytest.mark.parametrize(
     ("batchnorm", "message"),
     [
-        ("reestimate", "batchnorm must be one of keep"),
+        ("reestimate", "batchnorm must be 'keep', or a list or DataLoader of batches, got str"),
         (classes()[0], "batchnorm must be 'keep', or a list or DataLoader of batches, got Tensor"),
         (None, "batchnorm must be 'keep', or a list or DataLoader of batches, got NoneType"),
         (classes(), "got a tuple of tensors, which reads as inputs and labels"),
@@ -722,6 +722,48 @@ def test_batchnorm_takes_batches_of_any_form():
     ):
         found = predict(model, x, batchnorm=batches, **options).probabilities
         assert torch.allclose(found, expected, atol=1e-6)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, a, b):
+        return self.linear(self.norm(a) + b)
+
+
+def test_batchnorm_batches_have_the_form_of_the_data():
+    model, (x, y) = TwoInputs(), classes()
+    expected = predict(model, [(x, x, y)], b=0.1, batchnorm=[(x, x, y)])
+    assert not torch.equal(expected.probabilities, predict(model, [(x, x, y)], b=0.1).probabilities)
+    named = {"a": x, "b": x, "labels": y}
+
+    def feed(model, batch):
+        return model(batch["own"], batch["own"]), batch["targets"]
+
+    own = {"own": x, "targets": y}
+    for batch, options in ((named, {}), (own, {"feed": feed})):
+        found = predict(model, [batch], b=0.1, batchnorm=[batch], **options)
+        assert torch.equal(found.probabilities, expected.probabilities)
+        assert torch.equal(found.targets, y)
+
+
+def test_a_model_that_changes_its_inputs_is_refused():
+    class Doubles(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    x = classes()[0]
+    for data in (x.clone(), [(x.clone(),)], [{"x": x.clone()}]):
+        with pytest.raises(ValueError, match="changes its inputs in place"):
+            predict(Doubles(5, 3), data, b=0.1)
+
+
+def test_a_feed_must_return_a_pair():
+    for rows in (2, 60):  # two rows would unpack
+        with pytest.raises(ValueError, match=r"feed must return a pair .*, got Tensor"):
+            predict(nn.Linear(5, 3), [torch.ones(rows, 5)], b=0.1, feed=lambda m, x: m(x))
 
 
 def test_monte_carlo_dropout():
@@ -895,7 +937,9 @@ def test_bad_models_and_data():
     x = classes()[0]
     with pytest.raises(ValueError, match="model must be a torch module"):
         predict(abs, x, b=0.1)
-    with pytest.raises(ValueError, match=r"shape \(n, classes, ...\), got \(60, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(n, classes, ...\), got torch.float32 of shape \(60, 1\)"
+    ):
         predict(nn.Linear(5, 1), x, b=0.1)
     for empty in ([], x[:0], (x[:0], torch.zeros(0)), [x[:0]], [(x[:0],), (x[:0],)]):
         with pytest.raises(ValueError, match="data is empty"):
@@ -910,6 +954,118 @@ def test_bad_models_and_data():
         predict(nn.Linear(5, 3), x * math.inf, b=0.1)
     with pytest.raises(ValueError, match="single examples"):
         predict(nn.Linear(5, 3), TensorDataset(x), b=0.1)
+    with pytest.raises(ValueError, match="got dict; put one batch into a list"):
+        predict(nn.Linear(5, 3), {"x": x}, b=0.1)
+    labels = [0] * len(x)
+    for targets in (labels, np.array(labels)):
+        with pytest.raises(ValueError, match=r"pair of tensors, got Tensor and .*as_tensor"):
+            predict(nn.Linear(5, 3), (x, targets), b=0.1)
+
+
+def test_two_batches_for_a_feed_may_be_anything():
+    def feed(model, batch):
+        return model(torch.as_tensor(batch, dtype=torch.float32)), None
+
+    rows = [[0.0, 1.0], [2.0, 3.0]]
+    for data in ([rows, rows], [np.array(rows), np.array(rows)], (torch.tensor(rows), rows)):
+        found = predict(nn.Linear(2, 3), data, b=0.1, feed=feed)
+        assert found.probabilities.shape == (4, 3)
+
+
+def test_values_that_are_not_finite_are_found():
+    model, x = nn.Linear(5, 3), classes()[0].clone()
+    x[41, 2] = math.nan
+    for size in (7, 60):
+        with pytest.raises(ValueError, match="not finite under the noise, first for example 41 "):
+            predict(model, x, b=0.1, batch_size=size)
+    with pytest.raises(ValueError, match=r"not finite, first for example 41 .*; check the data$"):
+        predict(model, x, b=0)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_one_logit_of_two_classes(flatten):
+    model, (x, y) = nn.Linear(5, 1), classes()
+    if flatten:
+        model = nn.Sequential(model, nn.Flatten(0))
+    with pytest.raises(ValueError, match=r"one logit z of two classes, .*feed"):
+        predict(model, x, b=0.1)
+
+    def feed(model, batch):
+        z = model(batch[0]).flatten()
+        return torch.stack([0 * z, z], 1), batch[1]
+
+    found = predict(model, (x, y), b=0, feed=feed)
+    plain = torch.sigmoid(model(x).detach().double().flatten())
+    assert torch.allclose(found.probabilities[:, 1], plain)
+
+
+def test_probabilities_that_are_read_as_logits():
+    model, (x, _) = nn.Sequential(nn.Linear(5, 3), nn.Softmax(1)), classes()
+    with pytest.warns(UserWarning, match=r"seems to return probabilities.*logits=False"):
+        predict(model, x, b=0.1)
+    predict(model, x, b=0.1, logits=False)
+
+
+class Masked(nn.Linear):
+    """Its last class is impossible."""
+
+    def forward(self, x):
+        ruled_out = torch.arange(self.out_features) == self.out_features - 1
+        return super().forward(x).masked_fill(ruled_out, -math.inf)
+
+
+def test_classes_that_are_masked(monkeypatch):
+    model, (x, _) = Masked(5, 3), classes()
+    whole = predict(model, x, b=0.1, vectorize=False)
+    assert not whole.probabilities[:, 2].any()
+    together, original = [], noisy_classifier.NoisyClassifier._at_once
+    monkeypatch.setattr(
+        noisy_classifier.NoisyClassifier,
+        "_at_once",
+        lambda self, block, numbers: together.append(numbers) or original(self, block, numbers),
+    )
+    draws = 2 * noisy_classifier.DRAWS_AT_ONCE
+    for vectorize in (True, False):
+        one = predict(model, x, b=0.1, draws=draws, vectorize=vectorize)
+        assert one.probabilities.isfinite().all()
+    assert len(together) == 2  # the first call was not given up
+    monkeypatch.setattr(blocks, "BLOCK", 20 * 16 * 3)
+    sizes = Sizes(monkeypatch, model)
+    parts = predict(model, x, b=0.1, vectorize=False)
+    assert [shape[1] for shape in sizes.held] == [20, 20, 20]
+    assert torch.allclose(parts.probabilities, whole.probabilities, atol=1e-6)
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_gradients_of_the_module_where_a_class_is_impossible(logits):
+    model, (x, y) = Masked(5, 3), classes()
+    y = y.clamp(max=1)
+    net = model if logits else nn.Sequential(model, nn.Softmax(1))
+    outputs = AveragedPredictor(net, b=0.1, draws=4, logits=logits).eval()(x)
+    assert outputs[:, 2].isneginf().all()
+    assert torch.allclose(outputs[:, :2].exp().sum(1), torch.ones(60))
+    cross_entropy(outputs, y).backward()
+    gradient, model.weight.grad = model.weight.grad, None
+    assert gradient.isfinite().all()
+    kept = AveragedPredictor(Masked(5, 3), b=0, draws=2)
+    kept.model.load_state_dict(model.state_dict())
+    plain = cross_entropy(model(x), y)
+    plain.backward()
+    assert torch.allclose(cross_entropy(kept(x), y), plain)
+    assert (gradient - model.weight.grad).abs().max() < 0.1 * model.weight.grad.abs().max()
+
+
+def test_large_results_are_not_held_twice():
+    """The bias of a mean is 0, which takes no memory; parts are released when they are joined."""
+    found = predict(nn.Linear(5, 3), classes()[0], b=0.1, batch_size=7)
+    for name in ("probabilities", "expected_entropy"):
+        bias = found.bias[name]
+        assert bias.shape == getattr(found, name).shape
+        assert not bias.any()
+        assert bias.untyped_storage().nbytes() == 8
+    parts = [{name: torch.ones(2, 3) for name in PARTS} for _ in range(4)]
+    assert joined(parts)["entropy"].shape == (8, 3)
+    assert not any(parts)
 
 
 # --- the module ---

@@ -41,6 +41,7 @@ class DataPasses:
         self, data: Any, *, batch_size: int, model: nn.Module, many_times: bool = True
     ) -> None:
         batch_size = integer("batch_size", batch_size, low=1)
+        _refuse_arrays(data)
         self.is_pair = _is_pair(data)
         self.batches = data
         if not self.is_pair:
@@ -85,6 +86,20 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (tuple, list)) and len(data) == 2 and all(map(torch.is_tensor, data))
 
 
+def _refuse_arrays(data: Any) -> None:
+    """Refuse a tensor beside an array or a list of numbers, which would read as two batches."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2 or _is_pair(data):
+        return
+    if any(map(torch.is_tensor, data)):
+        (other,) = (part for part in data if not torch.is_tensor(part))
+        first = other[0] if isinstance(other, (tuple, list)) and other else other
+        if isinstance(first, (int, float)) or hasattr(other, "__array__"):
+            names = " and ".join(type(part).__name__ for part in data)
+            raise ValueError(
+                f"data must be a pair of tensors, got {names}; convert them with torch.as_tensor"
+            )
+
+
 def refuse_two_batches(data: Any) -> None:
     """Refuse a list of two tensors that are probably two batches of inputs."""
     if isinstance(data, list) and _is_pair(data) and min(part.ndim for part in data) > 1:
@@ -109,7 +124,8 @@ def check_iterable(name: str, data: Any, accepted: str, *, many_times: bool = Tr
         raise ValueError(f"{name} is a Dataset of single examples; put it into a DataLoader")
     single = isinstance(data, (Tensor, Mapping, str, bytes)) or hasattr(data, "dtype")
     if single or not isinstance(data, Iterable):
-        raise ValueError(f"{name} must be {accepted}, got {type(data).__name__}")
+        hint = "; put one batch into a list" if isinstance(data, Mapping) else ""
+        raise ValueError(f"{name} must be {accepted}, got {type(data).__name__}{hint}")
     if many_times and isinstance(data, Iterator):
         raise ValueError(
             f"{name} is a {type(data).__name__}, which can be iterated only once, but every pass "

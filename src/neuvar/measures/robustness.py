@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ def adversarial_accuracy(
     data: Any,
     *,
     epsilon: float,
-    norm: str = "inf",
+    norm: str | float = "inf",
     steps: int = 20,
     step_size: float | None = None,
     restarts: int = 1,
@@ -173,7 +174,8 @@ def adversarial_accuracy(
             attacked.
         data: A pair of tensors (inputs, labels), or an iterable of such pairs.
         epsilon: Largest change of an input, in its units.
-        norm: ``"inf"`` for the largest change of a value, ``"2"`` for the Euclidean length.
+        norm: ``"inf"`` for the largest change of a value, ``"2"`` for the Euclidean length; numbers
+            are accepted as well.
         steps: Steps of the attack.
         step_size: Length α of a step; 2.5 ε / steps by default.
         restarts: Number of attacks on each input, each from a random point in the ball. With
@@ -194,14 +196,14 @@ def adversarial_accuracy(
     """
     _validate.probability("confidence", confidence)
     epsilon = _validate.number("epsilon", epsilon, low=0)
-    _validate.one_of("norm", norm, ("inf", "2"))
+    kind = _validate.one_of("norm", f"{norm:g}" if norm in (2, math.inf) else norm, ("inf", "2"))
     steps = _validate.integer("steps", steps, low=1)
     restarts = _validate.integer("restarts", restarts, low=1)
     size = 2.5 * epsilon / steps if step_size is None else step_size
     _validate.number("step_size", size, low=0)
     if clip is not None and (np.shape(clip) != (2,) or not clip[0] < clip[1]):
         raise ValueError(f"clip must be an increasing pair of numbers or None, got {clip!r}")
-    ball = Ball(epsilon, norm, clip)
+    ball = Ball(epsilon, kind, clip)
     generator = torch.Generator().manual_seed(_validate.seed(seed))
     counts = np.zeros(3, int)
     with _evaluation(model, data, batch_size, transform) as (run, batches):
@@ -210,14 +212,14 @@ def adversarial_accuracy(
             clean = robust = _is_correct(run, inputs, labels)
             for attack in range(restarts):
                 x = inputs
-                if attack or norm == "inf":
+                if attack or kind == "inf":
                     x = ball.project(inputs + ball.random(inputs, generator), inputs)
                 for _ in range(steps):
                     x = ball.project(x + size * ball.step(_margin_gradient(run, x, labels)), inputs)
                 robust = robust & _is_correct(run, x, labels)
             counts += [int(clean.sum()), int(robust.sum()), len(labels)]
     before, after = (Proportion(int(k), int(counts[2]), confidence) for k in counts[:2])
-    return AdversarialAccuracy(before, after, epsilon, norm, steps)
+    return AdversarialAccuracy(before, after, epsilon, kind, steps)
 
 
 @dataclass(frozen=True)

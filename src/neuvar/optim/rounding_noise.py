@@ -65,6 +65,8 @@ def rounding_parameters(model: nn.Module, *, bits: int) -> list[dict[str, Any]]:
     ['uniform', 'uniform', 'gaussian']
     >>> update_rounding_noise(optimizer)
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch module, got {type(model).__name__}")
     bits = _validate.integer("bits", bits, low=2, high=16)
     groups: list[dict[str, Any]] = []
     quiet = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Self, Unpack
 
@@ -26,7 +27,7 @@ from neuvar.prediction.noisy_classifier import (
     checked_outputs,
 )
 from neuvar.prediction.trained_noise import NoiseOptions, TrainedWith, noise_terms
-from neuvar.prediction.uncertainty import PARTS, Prediction
+from neuvar.prediction.uncertainty import Prediction, joined
 
 
 def predict(
@@ -93,8 +94,7 @@ def predict(
         seed: Of all draws.
         sampler: ``"table"`` or ``"fresh"``, as in the optimizers.
         batchnorm: ``"keep"`` its statistics, or batches on which to re-estimate them at each draw:
-            a list or ``DataLoader`` of training batches, as for
-            :func:`neuvar.reestimate_batchnorm`.
+            a list or ``DataLoader`` of training batches, of the same form as those of ``data``.
         dropout: Leave dropout on (Monte Carlo dropout); with ``b=0`` without weight noise. This
             means torch's dropout layers, and dropout in its recurrent layers, attention and
             transformers. Dropout that a module computes with ``torch.nn.functional`` stays off.
@@ -130,26 +130,28 @@ def predict(
     samples = draws // len(signs)
     count = samples if noisy.terms or dropout else 1
     with noisy, torch.no_grad():
-        if not isinstance(batchnorm, str):
+        if not (isinstance(batchnorm, str) and batchnorm == "keep"):
             noisy.reestimate(batchnorm, count)
-        else:
-            _validate.one_of("batchnorm", batchnorm, ("keep",))
         blocks = list(noisy.run(batches, count, progress))
     parts, targets = zip(*blocks, strict=True)
     labels = None if unlabelled or any(t is None for t in targets) else torch.cat(targets)
     check_same_shape([part[0]["probabilities"] for part in parts])
-    value, stderr, bias = (
-        {name: torch.cat([part[kind][name] for part in parts]) for name in PARTS}
-        for kind in range(3)
-    )
-    if not value["probabilities"].isfinite().all():
-        raise ValueError("the model returns values that are not finite under the noise")
+    value, stderr, bias = (joined([part[kind] for part in parts]) for kind in range(3))
+    if noisy.logits_sum_to_one:
+        message = "the model seems to return probabilities, which were read as logits: pass "
+        warnings.warn(f"{message}logits=False", stacklevel=2)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     specs = {names[p]: spec for p, spec in noisy.terms.items()}
     return Prediction(
         **value, targets=labels, draws=draws, noise=specs, stderr=stderr, bias=bias,
         samples=samples, confidence=confidence,
     )  # fmt: skip
+
+
+def _log(p: Tensor) -> Tensor:
+    """Logarithm, with -inf and a gradient of 0 at 0."""
+    zero = p == 0
+    return p.masked_fill(zero, 1).log().masked_fill(zero, -math.inf)
 
 
 class AveragedPredictor(nn.Module):
@@ -242,10 +244,19 @@ class AveragedPredictor(nn.Module):
                 values = half_to_float(checked_outputs(outputs))
                 if not (self.logits or torch.compiler.is_compiling()):
                     check_probabilities("logits=False needs a model that returns", values, dim=1)
-                logs = values.log_softmax(1) if self.logits else values.log()
-                total = logs if total is None else torch.logaddexp(total, logs)
+                terms = values.log_softmax(1) if self.logits else values
+                total = terms if total is None else self._add(total, terms)
         assert total is not None
-        return total - math.log(self.draws)
+        return (total if self.logits else _log(total)) - math.log(self.draws)
+
+    def _add(self, total: Tensor, terms: Tensor) -> Tensor:
+        """Add probabilities, or their logarithms: then the result is the logarithm of the sum."""
+        if not self.logits:
+            return total + terms
+        # Where both are -inf, as for a class that is masked, the gradient would be nan.
+        masked = torch.maximum(total, terms).isneginf()
+        both = torch.logaddexp(total.masked_fill(masked, 0), terms.masked_fill(masked, 0))
+        return both.masked_fill(masked, -math.inf)
 
     @not_compiled()
     def _clean_weights(self) -> dict[str, Tensor]:

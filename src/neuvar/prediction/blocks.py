@@ -46,7 +46,7 @@ class Blocks:
         for number, batch in enumerate(self.batches):
             whole = Block([batch], number, number + 1)
             for part in (self.splits and self.split(whole)) or [whole]:
-                tensors = list(_tensors(part.batches))
+                tensors = list(tensors_in(part.batches))
                 more = max((len(t) for t in tensors if t.ndim), default=1)
                 bytes_ = sum(t.nbytes for t in tensors)
                 if block.batches and (rows + more > self.room or size + bytes_ > BLOCK_BYTES):
@@ -92,10 +92,10 @@ def count_rows(batch: Any) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
     """All tensors in a batch."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, (tuple, list, Mapping)):
         for item in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -31,7 +31,7 @@ from neuvar.measures.conversion import check_probabilities
 from neuvar.measures.perturbed import PREDICTIONS, PerturbedModel
 from neuvar.noise import Slot, Term, add_noise, standard_noise, whole_slot
 from neuvar.optim.layout import is_sharded, local, relative_size, reshard
-from neuvar.prediction.blocks import Block, Blocks, can_hold, count_rows
+from neuvar.prediction.blocks import Block, Blocks, can_hold, count_rows, tensors_in
 from neuvar.prediction.uncertainty import Sample, Summary, summarize
 
 DRAWS_AT_ONCE = 32
@@ -66,6 +66,8 @@ class NoisyClassifier(PerturbedModel):
     terms: dict[Tensor, NoiseSpec]
     targets: Tensor | None
     statistics: list[list[dict[str, Tensor]]] | None = None
+    logits_sum_to_one: bool | None = None
+    """Whether the first outputs look like probabilities, although they are read as logits."""
 
     def __init__(
         self,
@@ -111,7 +113,8 @@ class NoisyClassifier(PerturbedModel):
             for sign in self.signs:
                 self.perturb(number, sign)
                 with self._seeded(number, sign, batches):
-                    reestimate_batchnorm(self.model, (to_device(b, device) for b in batches))
+                    moved = (to_device(batch, device) for batch in batches)
+                    reestimate_batchnorm(self.model, moved, feed=self.feed)
                 buffers = [norm.named_buffers(recurse=False) for norm in self.norms]
                 self.statistics.append([{n: b.clone() for n, b in own} for own in buffers])
 
@@ -145,6 +148,7 @@ class NoisyClassifier(PerturbedModel):
             blocks = Blocks(stream)
             for block in blocks:
                 for summary, targets in self._summaries(blocks, block, count, report):
+                    self._check_finite(summary[0]["probabilities"], examples)
                     examples += len(summary[0]["entropy"])
                     yield summary, targets
         if not examples:
@@ -162,6 +166,7 @@ class NoisyClassifier(PerturbedModel):
             parts = blocks.split(block)
             blocks.splits = bool(parts) and self._rows_are_independent(block, parts[0], first)
             if blocks.splits:
+                del first, outputs  # they have all rows
                 for part in parts:
                     yield from self._summaries(blocks, part, count, report)
                 return
@@ -186,9 +191,7 @@ class NoisyClassifier(PerturbedModel):
         """Probabilities and their entropy of each sample: means over the signs of a draw."""
         finished = 0
         for some in outputs:
-            if not self.logits:
-                check_probabilities("logits=False needs a model that returns", some, dim=3)
-            p = some.double().softmax(3) if self.logits else some.double()
+            p = self._probabilities(some)
             yield p.mean(1), entr(p).sum(3).mean(1)
             finished += len(p)
             report(finished / count)
@@ -227,7 +230,7 @@ class NoisyClassifier(PerturbedModel):
         for sign in self.signs:
             self.perturb(number, sign)
             with self._seeded(number, sign):
-                pairs = [self.feed(self.model, batch) for batch in block]
+                pairs = [self._fed(batch) for batch in block]
             parts = [checked_outputs(outputs) for outputs, _ in pairs]
             check_same_shape(parts)
             results.append(torch.cat(parts))
@@ -236,6 +239,33 @@ class NoisyClassifier(PerturbedModel):
         known = whole and sum(map(len, targets)) == len(results[0])
         self.targets = torch.cat(targets).cpu() if known else None
         return torch.stack(results).unsqueeze(0)
+
+    def _check_finite(self, probabilities: Tensor, earlier: int) -> None:
+        """Refuse outputs such as nan; ``earlier`` examples were checked before."""
+        finite = probabilities.isfinite().flatten(1).all(1)
+        if not finite.all():
+            row = earlier + int(finite.logical_not().nonzero()[0])
+            why = "check the data, and try a smaller b" if self.terms else "check the data"
+            noise = " under the noise" if self.terms else ""
+            raise ValueError(
+                f"the model returns values that are not finite{noise}, first for example {row} "
+                f"(counted from 0); {why}"
+            )
+
+    def _fed(self, batch: Any) -> tuple[Any, Any]:
+        """Outputs and targets of a batch; the batch must stay the same for the other draws."""
+        tensors = [tensor for tensor in tensors_in(batch) if not tensor.is_inference()]
+        versions = [tensor._version for tensor in tensors]
+        pair: Any = self.feed(self.model, batch)
+        if [tensor._version for tensor in tensors] != versions:
+            raise ValueError(
+                "the model changes its inputs in place, so draws would see different data; copy "
+                "them in its forward"
+            )
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            got = type(pair).__name__
+            raise ValueError(f"feed must return a pair (outputs, targets), got {got}")
+        return pair[0], pair[1]
 
     def _seeded(self, number: int, sign: int, data: Any = None) -> AbstractContextManager[None]:
         """Random numbers, as of dropout, that depend on the seed and the draw only."""
@@ -286,11 +316,27 @@ class NoisyClassifier(PerturbedModel):
         every = [standard_noise(slot, draw._replace(number=n), device) for n in numbers]
         return torch.stack(every)
 
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """Probabilities in double precision; the classes are along axis 3."""
+        if self.logits:
+            if self.logits_sum_to_one is None:
+                error = float((outputs[0].double().sum(2) - 1).abs().max())
+                self.logits_sum_to_one = float(outputs[0].min()) >= 0 and error < 1e-4
+            return outputs.double().softmax(3)
+        check_probabilities("logits=False needs a model that returns", outputs, dim=3)
+        return outputs.double()
+
 
 def _agree(one: Tensor, other: Tensor) -> bool:
     """Whether two computations of the same outputs differ by rounding only."""
+    if one.shape != other.shape:
+        return False
+    finite = other.isfinite()  # logits of masked classes are -inf
+    if not torch.equal(one[~finite], other[~finite]):
+        return False
+    one, other = one.masked_fill(~finite, 0), other.masked_fill(~finite, 0)
     tolerance = min(100 * torch.finfo(other.dtype).eps, LARGEST_ROUNDING) * float(other.abs().max())
-    return one.shape == other.shape and float((one - other).abs().max()) <= tolerance
+    return float((one - other).abs().max()) <= tolerance
 
 
 def check_same_shape(outputs: Sequence[Tensor]) -> None:
@@ -312,11 +358,19 @@ def checked_outputs(outputs: Any) -> Tensor:
         or outputs.ndim < 2
         or outputs.shape[1] < 2
     ):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(
-            f"model must return numbers of shape (n, classes, ...), got {got}; if it returns them "
-            "inside another object, pass a feed(model, batch) that returns them with the targets"
+        got: Any = type(outputs).__name__
+        hint = (
+            "if it returns them inside another object, pass a feed(model, batch) that returns them "
+            "with the targets"
         )
+        if isinstance(outputs, Tensor):
+            got = f"{outputs.dtype} of shape {tuple(outputs.shape)}"
+            if outputs.shape[1:] in ((), (1,)):
+                hint = (
+                    "if it returns one logit z of two classes, z of shape (n,), pass a feed(model, "
+                    "batch) that returns torch.stack([0 * z, z], 1) and the targets"
+                )
+        raise ValueError(f"model must return numbers of shape (n, classes, ...), got {got}; {hint}")
     return outputs
 
 

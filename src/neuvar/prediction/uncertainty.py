@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -108,9 +108,22 @@ def summarize(samples: Callable[[], Iterable[Sample]]) -> Summary:
         variance = (stderr[name] - bias[name].square() / m).clamp_(min=0) * ((m - 1) / m)
         stderr[name] = variance.sqrt_()
         bias[name] *= (m - 1) / m
-    for name in ("probabilities", "expected_entropy"):
-        bias[name].zero_()  # means are unbiased
+    for name in ("probabilities", "expected_entropy"):  # means are unbiased
+        bias[name] = bias[name].new_zeros(()).expand_as(bias[name])
     return _on_cpu(values), _on_cpu(stderr), _on_cpu(bias)
+
+
+def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Each tensor of all parts in one; removes them from the parts, so that both need not fit."""
+    result = {}
+    for name in PARTS:
+        tensors = [part.pop(name) for part in parts]
+        if any(tensor.stride(0) for tensor in tensors):
+            result[name] = torch.cat(tensors)
+        else:  # all zeros, held as one number
+            rows = sum(map(len, tensors))
+            result[name] = tensors[0][:1].expand(rows, *tensors[0].shape[1:])
+    return result
 
 
 def _on_cpu(parts: dict[str, Tensor]) -> dict[str, Tensor]:
