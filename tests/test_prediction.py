@@ -1305,3 +1305,9 @@ def test_an_averaged_predictor_checks_probabilities():
     predictor = AveragedPredictor(nn.Linear(4, 3), b=0.1, logits=False)
     with pytest.raises(ValueError, match="logits=False needs a model that returns"):
         predictor(torch.ones(2, 4))
+
+
+def test_a_prediction_is_printed_in_one_line():
+    found = predict(nn.Linear(4, 3), torch.zeros(6, 4), b=0.1, draws=8)
+    text = f"6 examples, 8 draws; on average: entropy {float(found.entropy.mean()):.3g}, "
+    assert str(found).startswith(text + "expected entropy ")

@@ -56,6 +56,11 @@ class Prediction:
     samples: int = field(repr=False)
     confidence: float = 0.95
 
+    def __str__(self) -> str:
+        means = {name: float(getattr(self, name).mean()) for name in PARTS[1:]}
+        parts = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in means.items())
+        return f"{len(self.probabilities):,} examples, {self.draws} draws; on average: {parts}"
+
     @property
     def classes(self) -> Tensor:
         """The most probable class of each example."""
