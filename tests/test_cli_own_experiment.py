@@ -9,6 +9,7 @@ from neuvar.cli import main
 from neuvar.cli.run_selection import find_experiments
 from neuvar.engine import Results
 from neuvar.experiments import EXPERIMENTS, ExperimentFile
+from neuvar.experiments.run_spec import as_dict
 from neuvar.models import NETWORKS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_experiment.py"
@@ -106,8 +107,13 @@ def test_it_may_import_its_neighbours_and_is_executed_once(here):
         ("mine.py", None, "could not read the experiment file mine.py: No such file"),
         ("mine.py", b"\xff\xfe", "could not read the experiment file mine.py: "),
         ("mine.py", b"x = 1\n", "mine.py must define EXPERIMENT = Experiment(...)"),
+        (
+            "mine.py",
+            b"EXPERIMENT = {}",
+            "mine.py must define EXPERIMENT = Experiment(...), got dict",
+        ),
         ("mine.py", b"x = 1\ny = z\n", "mine.py, line 2: NameError: name 'z' is not defined"),
-        ("mine.py", b"x = 1\ny = = 2\n", "mine.py, line 2: SyntaxError: "),
+        ("mine.py", b"x = 1\ny = = 2\n", "mine.py, line 2: SyntaxError: invalid syntax\n"),
         ("mine.py", b"import not_here\n", "mine.py, line 1: ModuleNotFoundError: "),
         ("split.py", SMALL.encode(), "split.py has the name of another experiment, split"),
     ],
@@ -129,3 +135,76 @@ def test_two_files_with_one_name_are_refused(here, capsys):
     code, _, err = neuvar(capsys, "run a/mine.py b/mine.py")
     assert code == 2
     assert err == "neuvar: b/mine.py has the name of another experiment, mine; rename the file\n"
+
+
+PARTS = """
+from neuvar import experiments as ex
+
+def runs(scale, trials):
+    return [ex.Training(data="mnist-excerpt", b=b, optimizer=o, seed=seed)
+            for seed in range(trials or 3) for o, b in (("sgd", 0.0), ("nvrm-sgd", 0.05))]
+
+def panels(results):
+    return [ex.Panel("t", "x", "y", (ex.curve(ex.group(results, b=0.05), "test_accuracy", "m"),))]
+
+def table(results):
+    return ex.Table(("m",), ((ex.cell(ex.group(results, b=0.0), "test_accuracy"),),))
+
+def check(results):
+    two = ex.matching(results, optimizer="nvrm-sgd"), ex.matching(results, optimizer="sgd")
+    return ex.judge("w", [ex.compare("c", *two, "test_accuracy")])
+
+EXPERIMENT = ex.Experiment(title="t", sentence="s.", runs=runs, panels=panels, table=table,
+    check=check)
+"""
+
+
+def write_with_results(here, source, scale):
+    """Write mine.py, and results for all runs of ``PARTS``."""
+    (here / "mine.py").write_text(PARTS)
+    (experiment,) = find_experiments(["mine.py"])
+    results = Results(here / "results" / f"{scale}.jsonl")
+    for run in experiment.runs(scale, 0):
+        accuracy = 0.8 + run.b + run.seed / 100
+        record = {
+            "status": "finished",
+            "curves": {"test_accuracy": [accuracy]},
+            "last": {"test_accuracy": accuracy},
+            "best": {"test_accuracy": accuracy},
+            "seconds": 1.0,
+        }
+        results.add({"key": run.key, "run": as_dict(run)} | record)
+    (here / "mine.py").write_text(source)
+
+
+def test_the_smoke_scale_checks_the_verdict_but_does_not_show_it(here, capsys):
+    write_with_results(here, PARTS, "smoke")
+    code, out, err = neuvar(capsys, "report mine.py")
+    assert (code, err) == (0, "")
+    assert "numbers only" in out
+    assert "The smoke scale only tests the code." in out
+
+
+@pytest.mark.parametrize("scale", ["smoke", "cpu"])
+@pytest.mark.parametrize(
+    ("right", "wrong", "sentence"),
+    [
+        ('*two, "test', '*two, "tset', ", line 16: metric must be one of test_accuracy, got"),
+        ("results, optimizer=", "results, optimiser=", ", line 15: field must be one of data,"),
+        ("return ex.judge", "return True or ex.judge", ": check must return a Verdict, such as"),
+        ("return ex.judge", "return 1 / 0, ex.judge", ", line 16: ZeroDivisionError: division"),
+        ("return [ex.Panel", "[ex.Panel", ": panels must return a list of Panel, got None"),
+        ("return [ex.Panel", "return [1, ex.Panel", ": panels must return a list of Panel, got"),
+        ("ex.Table((", "((", ": table must return a Table, got"),
+        ("return [ex.T", "[ex.T", ": runs must return a list of Training or Tasks, got None"),
+        ("(scale, trials)", "(scale)", ": TypeError: runs() takes 1 positional argument but"),
+        ("data=", "daat=", ", line 5: TypeError: "),
+    ],
+)
+def test_mistakes_in_its_functions_get_one_sentence(here, capsys, scale, right, wrong, sentence):
+    assert right in PARTS
+    write_with_results(here, PARTS.replace(right, wrong), scale)
+    code, _, err = neuvar(capsys, "report mine.py")
+    assert code == 2
+    assert err.startswith(f"neuvar: mine.py{sentence}")
+    assert err.count("\n") == 1

@@ -206,7 +206,7 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     except KeyError as error:
         return f"{error} is missing"
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        return f"{type(error).__name__}: {error}"
+        return str(error) if experiment.file else f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -273,7 +273,8 @@ def _finding(
         shown = tuple((usable or every).values())  # if all lines fail, the user's file is wrong
         try:
             panels, table = tuple(experiment.panels(shown)), experiment.table(shown)
-            verdict = None if scale == "smoke" else experiment.check(shown)
+            # At smoke scale its mistakes must show, but not its verdict.
+            judged = experiment.check(shown)
             break
         except Exception:
             if thorough:
@@ -287,6 +288,7 @@ def _finding(
         )
         trials_option = next(enough, most)
     trials, wait = _trials(planned.values(), results)
+    verdict = None if scale == "smoke" else judged
     if verdict and (trials[1] < MIN_TRIALS or not planned.keys() <= usable.keys()):
         verdict = replace(verdict, preliminary=True)
     if verdict and wait and verdict.outcome != "undecided":
