@@ -191,6 +191,17 @@ def test_the_smoke_scale_checks_the_verdict_but_does_not_show_it(here, capsys):
     [
         ('*two, "test', '*two, "tset', ", line 16: metric must be one of test_accuracy, got"),
         ("results, optimizer=", "results, optimiser=", ", line 15: field must be one of data,"),
+        (
+            '="nvrm-sgd"',
+            '="nvrm-sdg"',
+            ", line 15: no run has optimizer=nvrm-sdg; optimizer is one",
+        ),
+        ("results, b=0.05", "results, b=1.05", ", line 9: no run has b=1.05; b is one of 0, 0.05"),
+        (
+            'matching(results, optimizer="nvrm-sgd")',
+            'group(ex.matching(results, optimizer="nvrm-sgd"), b=1.0)',
+            ", line 15: no run has b=1; b is one of 0, 0.05",
+        ),
         ("return ex.judge", "return True or ex.judge", ": check must return a Verdict, such as"),
         ("return ex.judge", "return 1 / 0, ex.judge", ", line 16: ZeroDivisionError: division"),
         ("return [ex.Panel", "[ex.Panel", ": panels must return a list of Panel, got None"),
@@ -208,3 +219,23 @@ def test_mistakes_in_its_functions_get_one_sentence(here, capsys, scale, right, 
     assert code == 2
     assert err.startswith(f"neuvar: mine.py{sentence}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PARTS.replace("b=0.05", "b=0.07").replace(
+            'sgd", 0.05', 'sgd", 0.07 if scale == "cpu" else 0.05'
+        ),
+        PARTS.replace("b=0.05", "b=0.07").replace("check=check", "check=check, then=then"),
+        PARTS.replace("b=0.0)", "b=0.0, seed=9)"),
+    ],
+    ids=["planned at another scale", "may follow", "a further trial"],
+)
+def test_values_without_results_so_far_are_no_mistake(here, capsys, source):
+    source = source.replace(
+        "EXPERIMENT =", "then = lambda scale, trials, results: []\nEXPERIMENT ="
+    )
+    write_with_results(here, source, "smoke")
+    code, _, err = neuvar(capsys, "report mine.py")
+    assert (code, err) == (0, "")

@@ -10,13 +10,12 @@ from neuvar.cli.run_selection import (
     differing_fields,
     fields_of,
     find_experiments,
-    format_value,
     label,
 )
 from neuvar.engine import Results
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.run_spec import NOT_IN_KEY, Run
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run, format_value
 
 SEEDS = ("seed", "label_seed")
 

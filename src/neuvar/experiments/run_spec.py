@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -199,3 +200,22 @@ def from_dict(record: dict[str, Any]) -> Run:
     if "data" not in values:
         raise ValueError("a run needs 'data', the name of a dataset")
     return kind(**values)
+
+
+def format_value(value: Any) -> str:
+    """The value of a field as text.
+
+    >>> [format_value(value) for value in (0.03, True, "", (0.01, 0.02))]
+    ['0.03', 'true', 'none', '0.01/0.02']
+    """
+    if isinstance(value, tuple):
+        return "/".join(map(format_value, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def no_run_has(field: str, value: str, existing: Iterable[Any]) -> str:
+    """The error message for a value that no run has; ``existing`` are the values of the runs."""
+    values = ", ".join(map(format_value, sorted(set(existing))))
+    return f"no run has {field}={value}; {field} is one of {values}"

@@ -15,6 +15,7 @@ from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.experiments.findings import MIN_TRIALS, Panel, Result, Table, Verdict
+from neuvar.experiments.results_query import PlannedResults
 from neuvar.experiments.run_spec import CHOICE_SEED, Run, as_dict, from_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
@@ -225,6 +226,14 @@ def _planned(
     return experiment.planned(scale, trials, usable)
 
 
+def _runs_of_all_scales(experiment: Experiment, known: Iterable[Run]) -> list[Run]:
+    """The known runs, and those of every scale; none if the experiment lacks a scale."""
+    try:
+        return [*known, *(run for scale in SCALES for run in experiment.runs(scale, 0))]
+    except ValueError:
+        return []
+
+
 def _trials(planned: Iterable[Run], results: Sequence[Result]) -> tuple[tuple[int, int], str]:
     """Fewest and most finished trials of a setting; and why a verdict has to wait, or ""."""
 
@@ -270,7 +279,10 @@ def _finding(
         usable = {key: result for key, result in every.items() if key not in problems}
         if not usable and not (thorough and experiment.file):
             return None
+        shown: Sequence[Result]
         shown = tuple((usable or every).values())  # if all lines fail, the user's file is wrong
+        if experiment.file and experiment.then is None:
+            shown = PlannedResults(shown, _runs_of_all_scales(experiment, known.values()))
         try:
             panels, table = tuple(experiment.panels(shown)), experiment.table(shown)
             # At smoke scale its mistakes must show, but not its verdict.
