@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,27 @@ import torch._dynamo  # the first optimizer would import it, and the run's time 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from neuvar._validate import one_of
+from neuvar._eval_mode import clean_eval_mode
+from neuvar._validate import one_of, returned
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.continual import PENALTIES, STREAMS, Penalty, Stream
-from neuvar.data import Augmentation, Batches, Dataset, Normalization, Split, load, normalization
+from neuvar.data import (
+    LOADERS,
+    NAMES,
+    Augmentation,
+    Batches,
+    Dataset,
+    Normalization,
+    Split,
+    load,
+    normalization,
+)
 from neuvar.experiments.run_spec import Run, Tasks, Training
-from neuvar.labels import corrupt
+from neuvar.labels import KINDS, corrupt
 from neuvar.measures import label_memorization, neural_variability
-from neuvar.models import MultiHead, build, multi_head
-from neuvar.train import Checkpoint, evaluate, fit, make_optimizer
+from neuvar.models import NETWORKS, MultiHead, build, multi_head
+from neuvar.noise import FAMILIES
+from neuvar.train import OPTIMIZERS, Checkpoint, evaluate, fit, make_optimizer
 
 EVALUATION_BATCH = 500
 WIDTH = 1024
@@ -68,6 +80,7 @@ def run_one(
     ('finished', 2)
     """
     start = time.perf_counter()
+    check_names([run])
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
     if checkpoint is not None:
@@ -93,6 +106,23 @@ def run_one(
     return run_training(run, context) if isinstance(run, Training) else run_tasks(run, context)
 
 
+def check_names(runs: Iterable[Run]) -> None:
+    """Check the names of all parts: networks, datasets, optimizers and so on."""
+    known = {
+        "data": [*NAMES, *LOADERS],
+        "model": [*NETWORKS],
+        "optimizer": [*OPTIMIZERS],
+        "noise": [*FAMILIES],
+        "label_noise": [*KINDS],
+        "stream": [*STREAMS],
+        "penalty": [*PENALTIES],
+    }
+    for run in runs:
+        for field, names in known.items():
+            if name := getattr(run, field, ""):
+                one_of(field, name, names)
+
+
 @dataclass(frozen=True)
 class RunContext:
     """The arguments of :func:`run_one`, with the data loaded, and what both kinds of runs share."""
@@ -114,14 +144,25 @@ class RunContext:
 
     def network(self, classes: int) -> nn.Module:
         """The network of the run, with this number of outputs."""
-        shape = self.data.train.images.shape[1:]
-        return build(
+        image = self.data.test.images[:1]
+        image = image if image.dim() == 4 else image[:, None]
+        model = build(
             self.run.model,
             classes=classes,
             seed=self.run.seed,
             width=self.run.width or None,
-            shape=shape if len(shape) == 3 else (1, *shape),
+            shape=image.shape[1:],
         )
+        with clean_eval_mode(model), torch.no_grad():
+            scores = model(image.float())
+        function = f'the network of NETWORKS["{self.run.model}"]'
+        returned(function, scores, Tensor, "tensor")
+        if scores.shape != (1, classes):
+            raise ValueError(
+                f"{function} must return {classes} scores for each image, "
+                f"got the shape {tuple(scores.shape)} for one image"
+            )
+        return model
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move a network to the device; set its memory format and compile it if the run says so."""
@@ -380,7 +421,9 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
 
 def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty | None]:
     """The tasks, a network with the heads that they need, and the penalty."""
-    stream = STREAMS[one_of("stream", run.stream, STREAMS)](context.data, run.tasks, seed=run.seed)
+    make_stream = STREAMS[one_of("stream", run.stream, STREAMS)]
+    stream = make_stream(context.data, run.tasks, seed=run.seed)
+    returned(f'STREAMS["{run.stream}"]', stream, Stream, "neuvar.continual.Stream")
     network: nn.Module
     if len(stream.outputs) == 1:
         network = context.network(stream.outputs[0])
@@ -393,6 +436,7 @@ def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty 
     if run.penalty:
         make = PENALTIES[one_of("penalty", run.penalty, PENALTIES)]
         penalty = make(run.strength, fisher=run.fisher, seed=run.seed)
+        returned(f'PENALTIES["{run.penalty}"]', penalty, Penalty, "neuvar.continual.Penalty")
     return stream, network, penalty
 
 
