@@ -1,5 +1,6 @@
 """``neuvar run my_experiment.py``: a user's own experiment through run, resume, list and report."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from neuvar.cli import main
 from neuvar.cli.run_selection import find_experiments
 from neuvar.engine import Results
+from neuvar.engine.job import error_message
 from neuvar.experiments import EXPERIMENTS, ExperimentFile
 from neuvar.experiments.run_spec import as_dict
 from neuvar.models import NETWORKS
@@ -126,6 +128,55 @@ def test_mistakes_get_one_sentence(here, capsys, name, source, sentence):
     assert err.startswith(f"neuvar: {sentence}")
     assert err.count("\n") == 1
     assert not (here / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            'data="mnist-excerp"',
+            "data must be one of .*, got 'mnist-excerp'; did you mean mnist-ex",
+        ),
+        (
+            'data="mnist", model="narow"',
+            "model must be one of .*, narrow, got 'narow'; did you mean",
+        ),
+        ('data="mnist", optimizer="nvrm_sgd"', "optimizer must be .*; did you mean nvrm-sgd"),
+        ('data="mnist", noise="gausian"', "noise must be one of .*; did you mean gaussian"),
+        (
+            'data="mnist", label_noise="pairs", noise_rate=0.1',
+            "label_noise must be one of pair, .*; did you mean pair",
+        ),
+    ],
+)
+@pytest.mark.parametrize("option", ["", " --dry-run"])
+def test_names_are_checked_before_the_first_run(here, capsys, wrong, sentence, option):
+    source = 'from neuvar.models import NETWORKS\nNETWORKS["narrow"] = None\n' + SMALL
+    (here / "mine.py").write_text(source.replace('data="mnist-excerpt"', wrong))
+    code, out, err = neuvar(capsys, f"run mine.py --scale smoke{option}")
+    assert (code, out) == (2, "")
+    assert re.match(f"neuvar: {sentence}", err)
+    assert err.count("\n") == 1
+
+
+def test_a_name_without_its_ending_gets_a_hint(here, capsys):
+    (here / "mine.py").write_text(SMALL)
+    _, _, err = neuvar(capsys, "run mine")
+    assert err.endswith("got 'mine'; did you mean mine.py?\n")
+
+
+def test_an_error_is_placed_in_the_last_of_the_users_files(here):
+    """Parts of an experiment may be in another file of its folder."""
+    (here / "parts.py").write_text("def broken():\n    return 1 / 0\n")
+    (here / "mine.py").write_text("import parts\n" + SMALL)
+    file = ExperimentFile.read("mine.py")
+    file.load()
+    import parts
+
+    with pytest.raises(ZeroDivisionError) as error:
+        parts.broken()
+    message = error_message(error.value, [file])
+    assert message == "parts.py, line 2: ZeroDivisionError: division by zero"
 
 
 def test_two_files_with_one_name_are_refused(here, capsys):

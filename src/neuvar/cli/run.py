@@ -86,7 +86,12 @@ def _run(options: argparse.Namespace) -> int:
 
     def planned(recorded: Mapping[str, dict[str, Any]]) -> list[Run]:
         runs = runs_of(experiments, options.scale, options.trials, recorded)
-        return [replace(run, **execution) for run in only(runs, options.only)]
+        runs = [replace(run, **execution) for run in only(runs, options.only)]
+        if files:
+            from neuvar.experiments.runner import check_names  # imports torch
+
+            check_names(runs)
+        return runs
 
     recorded = results.lines()
     runs = planned(recorded)

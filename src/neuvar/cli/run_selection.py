@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from neuvar.experiments import EXPERIMENTS
@@ -40,7 +41,10 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
             chosen[name] = EXPERIMENTS[name]
         elif name != "all":
             known = ", ".join(EXPERIMENTS)
-            raise ValueError(f"EXPERIMENT must be a .py file, all or one of {known}, got {name!r}")
+            hint = f"; did you mean {name}.py?" if Path(f"{name}.py").exists() else ""
+            raise ValueError(
+                f"EXPERIMENT must be a .py file, all or one of {known}, got {name!r}{hint}"
+            )
     return list(chosen.values())
 
 

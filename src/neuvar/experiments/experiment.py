@@ -152,10 +152,14 @@ class ExperimentFile:
         return call
 
     def place_of(self, error: BaseException) -> str:
-        """The line of this file that led to an error, as "mine.py, line 2"; else empty."""
-        path = str(Path(self.path).absolute())
+        """The line that led to an error, as "mine.py, line 2"; else empty.
+
+        It is the last one in this file, or in another file of its folder.
+        """
+        folder = Path(self.path).absolute().parent
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
-        if isinstance(error, SyntaxError) and error.filename == path:
-            lines.append(error.lineno)
-        return f"{self.path}, line {lines[-1]}" if lines else ""
+        places = [(Path(frame.filename), frame.lineno) for frame in frames]
+        if isinstance(error, SyntaxError) and error.filename:
+            places.append((Path(error.filename), error.lineno))
+        own = [(path.name, line) for path, line in places if path.parent == folder]
+        return f"{Path(self.path).with_name(own[-1][0])}, line {own[-1][1]}" if own else ""
