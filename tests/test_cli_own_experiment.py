@@ -179,6 +179,17 @@ def test_an_error_is_placed_in_the_last_of_the_users_files(here):
     assert message == "parts.py, line 2: ZeroDivisionError: division by zero"
 
 
+def test_report_says_which_results_there_are(here, capsys):
+    write_with_results(here, PARTS.replace("seed=seed", "seed=seed, lr=0.2"), "smoke")
+    file = "neuvar: results/smoke.jsonl has 6 results, none of a run of"
+    _, _, err = neuvar(capsys, "report mine.py --scale smoke")
+    command = "neuvar run mine.py --scale smoke"
+    assert err == f"{file} mine.py; were settings changed? Run it with: {command}\n"
+    _, _, err = neuvar(capsys, "report --scale smoke")
+    own = "neuvar report FILE.py --scale smoke"
+    assert err == f"{file} the paper; for results of your own files: {own}\n"
+
+
 def test_two_files_with_one_name_are_refused(here, capsys):
     for folder in ("a", "b"):
         (here / folder).mkdir()
@@ -234,6 +245,17 @@ def test_the_smoke_scale_checks_the_verdict_but_does_not_show_it(here, capsys):
     assert (code, err) == (0, "")
     assert "numbers only" in out
     assert "The smoke scale only tests the code." in out
+
+
+@pytest.mark.parametrize("scale", ["smoke", "cpu"])
+def test_a_method_without_results_so_far_is_no_mistake(here, capsys, scale):
+    write_with_results(here, PARTS, scale)
+    results = Results(here / "results" / f"{scale}.jsonl")
+    lines = results.lines()
+    results.remove(key for key, line in lines.items() if line["run"]["b"])
+    code, out, err = neuvar(capsys, "report mine.py")
+    assert (code, err) == (0, "")
+    assert "numbers only" in out or "no finished trials" in out
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu"])

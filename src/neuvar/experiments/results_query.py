@@ -140,7 +140,16 @@ def with_noise(results: Sequence[Result]) -> list[Result]:
 def curve(
     results: Sequence[Result], metric: str, label: str, role: Role = "other", b: float = 0.0
 ) -> Line:
-    """A metric by epoch or by task, with a row for each trial."""
+    """A metric by epoch or by task, with a row for each trial.
+
+    Args:
+        results: of one method, from :func:`group`.
+        metric: its name, such as "test_accuracy".
+        label: name of the method in the legend.
+        role: sets the colour: "plain" without noise, "nvrm" for NVRM, else "other", "third" or
+            "fourth". Without roles, lines have shades of one colour.
+        b: scale of the weight noise; sets the shade: the larger b, the darker.
+    """
     rows = tuple(r.curve(metric) for r in results)
     steps = range(1, max(map(len, rows), default=0) + 1)
     return Line(label, tuple(map(float, steps)), rows, role, b)
@@ -262,7 +271,7 @@ def compare(
         if chosen_how:
             compared.append("?" if b is None else f"{b:g}")
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
-        trials = by_seed([r for r in matching(results, b=b) if not r.for_choice])
+        trials = by_seed([r for r in results if r.run.b == b and not r.for_choice])
         sign = -1 if lower else 1
         scores.append({s: sign * value(r) if r.finished else -math.inf for s, r in trials.items()})
     if compared:
