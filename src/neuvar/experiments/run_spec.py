@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -172,6 +173,10 @@ class Tasks(RunSpec):
         if self.penalty != "ewc" and self.fisher != "exact":
             raise ValueError(f"fisher is for the penalty ewc, got {self.penalty!r}")
 
+
+for _kind in (Training, Tasks):  # so that help() shows all fields; python -OO has no docstrings
+    _inherited = inspect.cleandoc(RunSpec.__doc__ or "").partition("Attributes:\n")[2]
+    _kind.__doc__ = f"{inspect.cleandoc(_kind.__doc__ or '')}\n{_inherited}"
 
 Run: TypeAlias = Training | Tasks
 RUN_KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks": Tasks}
