@@ -66,7 +66,7 @@ def run_one(
         device: where the network is trained.
         data: folder with datasets, searched before the cache; see :func:`neuvar.data.load`.
         checkpoint: a file to save to once a minute.
-        progress: called with the fraction of the run that is done.
+        progress: called with the fraction of the run that is done, first before the training.
         writer: an object with TensorBoard's ``add_scalar(tag, value, step)``.
 
     Returns:
@@ -80,7 +80,6 @@ def run_one(
     ('finished', 2)
     """
     start = time.perf_counter()
-    check_names([run])
     if isinstance(checkpoint, (str, Path)):
         checkpoint = Checkpoint(checkpoint)
     if checkpoint is not None:
@@ -94,6 +93,8 @@ def run_one(
                 "precision; remove it"
             )
         start -= float(checkpoint.outer.get("seconds", 0.0))
+    if progress is not None:
+        progress(float(checkpoint.outer.get("done", 0.0)) if checkpoint else 0.0)
     whole = load(run.data, folder=data)
     splits = []
     for split, field in ((whole.train, "images"), (whole.test, "test_images")):
@@ -109,7 +110,7 @@ def run_one(
 def check_names(runs: Iterable[Run]) -> None:
     """Check the names of all parts: networks, datasets, optimizers and so on."""
     known = {
-        "data": [*NAMES, *LOADERS],
+        "data": [*dict.fromkeys([*NAMES, *LOADERS])],
         "model": [*NETWORKS],
         "optimizer": [*OPTIMIZERS],
         "noise": [*FAMILIES],
@@ -137,10 +138,11 @@ class RunContext:
 
     def report(self, fraction: float, done: int = 0, of: int = 1) -> None:
         """Report the finished fraction of a part of the run, after ``done`` of ``of`` parts."""
+        total = (done + fraction) / of
         if self.checkpoint is not None:
-            self.checkpoint.outer["seconds"] = time.perf_counter() - self.start
+            self.checkpoint.outer |= {"seconds": time.perf_counter() - self.start, "done": total}
         if self.progress is not None:
-            self.progress((done + fraction) / of)
+            self.progress(total)
 
     def network(self, classes: int) -> nn.Module:
         """The network of the run, with this number of outputs."""
