@@ -190,6 +190,33 @@ def test_report_says_which_results_there_are(here, capsys):
     assert err == f"{file} the paper; for results of your own files: {own}\n"
 
 
+def test_finished_runs_are_counted_with_those_that_diverged(here, capsys):
+    write_with_results(here, PARTS, "smoke")
+    results = Results(here / "results" / "smoke.jsonl")
+    line = next(iter(results.lines().values()))
+    results.remove([line["key"]])
+    results.add(line | {"status": "diverged"})
+    _, out, _ = neuvar(capsys, "run mine.py --scale smoke")
+    assert out.startswith("all 6 runs are finished, 1 diverged; see them with: neuvar report")
+    _, out, _ = neuvar(capsys, "run mine.py --scale smoke --only seed=1 b=0")
+    assert out.startswith("the run is finished; see them with: neuvar report")
+
+
+def test_without_settings_the_list_has_no_blank_lines(here, capsys):
+    (here / "mine.py").write_text(SMALL)
+    _, out, _ = neuvar(capsys, "list mine.py")
+    assert "\n\nsmoke: 1 runs\ncpu: 1 runs\npaper: 1 runs\n\nruns at scale cpu\n" in out
+
+
+def test_the_page_of_one_experiment_opens_with_its_title(here, capsys):
+    write_with_results(here, PARTS.replace('title="t"', 'title="Lion on digits"'), "smoke")
+    assert neuvar(capsys, "report mine.py")[0] == 0
+    page = (here / "out" / "report" / "index.html").read_text()
+    assert "<h1>Lion on digits</h1>" in page
+    assert "<title>Lion on digits</title>" in page
+    assert "Artificial neural variability" not in page
+
+
 def test_two_files_with_one_name_are_refused(here, capsys):
     for folder in ("a", "b"):
         (here / folder).mkdir()

@@ -105,7 +105,9 @@ def _run(options: argparse.Namespace) -> int:
     folder = [] if options.results == Path("results") else ["--results", str(options.results)]
     report = shlex.join(["neuvar", "report", *shown, "--scale", options.scale, *folder])
     if all(run.key in recorded for run in runs):
-        print(f"all {len(runs)} runs are finished; see them with: {report}")
+        lost = sum(recorded[run.key]["status"] == "diverged" for run in runs)
+        done = f"all {len(runs)} runs are" if len(runs) != 1 else "the run is"
+        print(f"{done} finished{f', {lost} diverged' if lost else ''}; see them with: {report}")
         return 0
     resume = [word for word in options.words if word not in NOT_REPEATED]
     while left := [run for run in runs if run.key not in recorded]:
