@@ -36,7 +36,8 @@ def runs(scale, trials):
 
 # 3. The figure and the table, made from the results.
 def panels(results):
-    lines = [ex.curve(ex.group(results, b=b), "test_accuracy", m) for m, b in METHODS.items()]
+    lines = [ex.curve(ex.group(results, b=b), "test_accuracy", m, "nvrm" if b else "plain", b)
+             for m, b in METHODS.items()]  # fmt: skip
     return [ex.Panel("40 % wrong labels", "epoch", "test accuracy", tuple(lines))]
 
 
@@ -48,9 +49,8 @@ def table(results):
 # 4. The verdict: do the results support the claim?
 def check(results):
     nvrm, sgd = ex.matching(results, b=0.05), ex.matching(results, b=0.0)
-    return ex.judge(
-        "NVRM-SGD against SGD", [ex.compare("test accuracy", nvrm, sgd, "test_accuracy")]
-    )
+    case = ex.compare("test accuracy", nvrm, sgd, "test_accuracy")
+    return ex.judge("NVRM-SGD against SGD", [case])
 
 
 EXPERIMENT = ex.Experiment(

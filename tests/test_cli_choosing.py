@@ -7,7 +7,6 @@ import pytest
 from neuvar.cli.run_selection import (
     differing_fields,
     find_experiments,
-    format_value,
     label,
     matches,
     only,
@@ -16,7 +15,7 @@ from neuvar.cli.run_selection import (
 )
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES
-from neuvar.experiments.run_spec import Tasks, Training
+from neuvar.experiments.run_spec import Tasks, Training, format_value
 from tests.cli_experiments import MADE, TINY, alone
 
 

@@ -75,6 +75,7 @@ class Engine:
             if number == self.stop_after:
                 raise KeyboardInterrupt
             watch(Event("started", run.key, run))
+            watch(Event("progress", run.key, run, 0.0))
             watch(Event("progress", run.key, run, 0.1))
             status, why = self.becomes.get(run.seed, "finished"), ""
             if status != "finished":

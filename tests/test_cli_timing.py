@@ -189,6 +189,22 @@ def terminal(monkeypatch):
     return look
 
 
+def test_a_line_says_where_a_run_resumes(capsys):
+    following, tell = follow()
+    with following:
+        tell(0, "started", 0)
+        tell(0, "progress", 0, 0.41)
+        tell(1, "progress", 0, 0.5)
+        tell(1, "started", 1)
+        tell(1, "progress", 1, 0.0)
+        tell(2, "progress", 1, 0.1)
+    assert capsys.readouterr().out.splitlines() == [
+        "[2/6] started run 0",
+        "[2/6] resumed run 0 at 41%",
+        "[2/6] started run 1",
+    ]
+
+
 def test_lines_say_what_begins_and_ends(capsys):
     following, tell = follow()
     with following:

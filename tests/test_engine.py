@@ -441,6 +441,7 @@ class TestInterruption:
         assert "in toy" not in said
         assert not alive(worker)
         assert any((tmp_path / ".checkpoints").glob("*.pt"))
+        assert not any((tmp_path / ".checkpoints").glob("*.lock"))
         assert (tmp_path / "x.jsonl").read_bytes() == b""
 
     @pytest.mark.slow

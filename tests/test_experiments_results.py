@@ -1,5 +1,7 @@
 """From recorded lines to figures, tables and verdicts, whatever part of the runs is there."""
 
+import dataclasses
+import inspect
 import math
 
 import pytest
@@ -362,3 +364,24 @@ def test_unknown_fields_and_metrics_are_named():
         ValueError, match=r"metric must be one of .*test_accuracy.* got 'accuracyy'"
     ):
         curve(results, "accuracyy", "SGD")
+
+
+@pytest.mark.parametrize("kind", [Training, Tasks])
+def test_help_shows_all_fields(kind):
+    for name in (field.name for field in dataclasses.fields(kind)):
+        assert f"    {name}: " in inspect.getdoc(kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"role": "nvrm-sgd"},
+            "role must be one of plain, nvrm, other, third, fourth, got 'nvrm-s",
+        ),
+        ({"b": -1}, "b must be a finite number >= 0, got -1"),
+    ],
+)
+def test_a_line_has_a_known_role_and_a_scale(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        curve([], "test_accuracy", "SGD", **options)

@@ -378,6 +378,16 @@ class TestResume:
         assert told(run_one(run, checkpoint=path)) == told(run_one(run))
         assert path.exists()  # whoever records the result removes it
 
+    def test_progress_begins_where_it_resumes(self, tmp_path):
+        path, shares = tmp_path / "c.pt", []
+        with pytest.raises(StoppedError):
+            run_one(NOISY, checkpoint=StoppingCheckpoint(path, after=5), progress=shares.append)
+        assert shares[0] == 0
+        again = []
+        run_one(NOISY, checkpoint=path, progress=again.append)
+        assert 0 < again[0] <= shares[-1] < 1
+        assert again[-1] == 1
+
     @pytest.mark.parametrize("after", range(1, 13, 2))
     @pytest.mark.parametrize("keep", [True, False])
     @pytest.mark.parametrize(("stream", "penalty"), [("permuted", "si"), ("split", "ewc")])

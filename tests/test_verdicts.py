@@ -181,7 +181,10 @@ class TestChoice:
         case = compare("A", noisy, plain, "test_accuracy")
         verdict = judge("Gain", [case])
         assert verdict.outcome == "undecided"
-        assert verdict.because == "Gain: no b was chosen in 1 case."
+        assert verdict.because == (
+            "Gain: no b was chosen in 1 case. "
+            "To choose among several b, set held_out in the runs, or fixed= in compare."
+        )
         assert str(case) == "A, b = ?: no b was chosen"
 
     @pytest.mark.parametrize("name", ["forgetting", "split", "ewc", "ewc-batch-mean"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -87,8 +88,24 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """One of the allowed values."""
+    """One of the allowed values; the error suggests the most similar one."""
     allowed = list(allowed)
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+        near = get_close_matches(str(value), map(str, allowed), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(map(str, allowed))
+        raise ValueError(f"{name} must be one of {known}, got {value!r}{hint}")
+    return value
+
+
+def returned(function: str, value: Any, kind: type, words: str) -> Any:
+    """What a user's function returned; ``words`` name the type that it must have.
+
+    >>> returned('NETWORKS["mine"]', None, dict, "dict")
+    Traceback (most recent call last):
+    ValueError: NETWORKS["mine"] must return a dict, got None
+    """
+    if not isinstance(value, kind):
+        got = None if value is None else type(value).__name__
+        raise ValueError(f"{function} must return a {words}, got {got}")
     return value

@@ -24,6 +24,11 @@ from neuvar._validate import number, one_of
 TABLE_SIZE = 1 << 22
 """Entries of the table of standard draws: 16 MiB of float32 for each family in use."""
 
+LEVELS = 1 << 16
+"""Number of levels at which the quantile function of a family is checked."""
+TOLERANCE = 0.25
+"""Relative error of mean and std in this check; the levels miss a part of heavy tails."""
+
 BLOCK = 1 << 16
 """Number of weights that the fresh sampler draws from one seed."""
 
@@ -80,7 +85,35 @@ FAMILIES = {
 
 def family(noise: str) -> Family:
     """Look up a family of noise by its name."""
-    return FAMILIES[one_of("noise", noise, FAMILIES)]
+    found = FAMILIES[one_of("noise", noise, FAMILIES)]
+    if not isinstance(found, Family):
+        raise ValueError(f'FAMILIES["{noise}"] must be a Family, got {type(found).__name__}')
+    _check_family(noise, found)
+    return found
+
+
+@functools.cache
+def _check_family(noise: str, found: Family) -> None:
+    """Check a family once, at its first use."""
+    name = f'of FAMILIES["{noise}"] must'
+    std = number(f'std of FAMILIES["{noise}"]', found.std, above=0)
+    level = (torch.arange(LEVELS, dtype=torch.float64, device="cpu") + 0.5) / LEVELS
+    z: object = found.quantile(level.clone())
+    if not isinstance(z, Tensor) or z.shape != level.shape:
+        got = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        raise ValueError(f"quantile {name} return one value for each level, got {got}")
+    if not bool(z.isfinite().all()) or bool((z.diff() < 0).any()):
+        raise ValueError(f"quantile {name} be finite and increasing between the levels 0 and 1")
+    mean, spread = float(z.mean()), float(z.std(correction=0))
+    if abs(mean) > TOLERANCE * std or abs(spread - std) > TOLERANCE * std:
+        raise ValueError(
+            f"quantile {name} have mean 0 and the family's std {std:.4g}, "
+            f"got mean {mean:.4g} and std {spread:.4g}"
+        )
+    drawn = torch.full((16,), math.nan, device="cpu")
+    found.fill_(drawn, torch.Generator("cpu").manual_seed(0))
+    if not bool(drawn.isfinite().all()):
+        raise ValueError(f"fill_ {name} overwrite its first argument with finite draws")
 
 
 def scale(name: str, value: object) -> float:

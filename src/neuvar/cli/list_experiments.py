@@ -10,13 +10,12 @@ from neuvar.cli.run_selection import (
     differing_fields,
     fields_of,
     find_experiments,
-    format_value,
     label,
 )
 from neuvar.engine import Results
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
-from neuvar.experiments.run_spec import NOT_IN_KEY, Run
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run, format_value
 
 SEEDS = ("seed", "label_seed")
 
@@ -66,8 +65,10 @@ def _show(experiment: Experiment, scale: Scale, finished: Collection[str]) -> No
     if experiment.source:
         print(paragraph(f"({experiment.source})"))
     for other in SCALES:
-        print(f"\n{other}: {len({run.key for run in experiment.runs(other, 0)})} runs")
-        print(paragraph(experiment.settings(other), indent=2))
+        print(end="\n" if other == SCALES[0] or experiment.settings(other) else "")
+        print(f"{other}: {len({run.key for run in experiment.runs(other, 0)})} runs")
+        if settings := experiment.settings(other):
+            print(paragraph(settings, indent=2))
     runs = experiment.runs(scale, 0)
     differing = [name for name in differing_fields(runs) if name not in SEEDS]
     shared = [n for n in fields_of(runs) if n not in (*differing, *NOT_IN_KEY, *SEEDS)]

@@ -208,6 +208,9 @@ class SweepProgress:
             if not late and (self.bars is None or event.message):
                 self._print(f"[{self.done}/{self.total}] started {label} {event.message}".rstrip())
         elif event.kind == "progress":
+            active = self.forecast.active.get(key)
+            if active and active.resumed_at is None and event.fraction:
+                self._print(f"[{self.done}/{self.total}] resumed {label} at {event.fraction:.0%}")
             self.forecast.advance(key, event.fraction)
         else:
             self.done += event.kind != "failed"

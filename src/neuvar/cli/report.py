@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import shlex
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuvar.cli.command_line import add_results, aligned, paragraph
 from neuvar.cli.run_selection import find_experiments
 from neuvar.experiments import EXPERIMENTS
-from neuvar.experiments.experiment import SCALES
+from neuvar.experiments.experiment import SCALES, Scale
+
+if TYPE_CHECKING:
+    from neuvar.report.gather import Lines
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +45,24 @@ examples:
     parser.set_defaults(run=_report)
 
 
+def _no_results(options: argparse.Namespace, lines: Mapping[Scale, Lines]) -> str:
+    """The error message for a report without any result: what there is, and what to do."""
+    scale = ["--scale", options.scale[0]] if options.scale else []
+    command = shlex.join(["neuvar", "run", *(options.names or ["all"]), *scale])
+    counts = [
+        f"{options.results / name}.jsonl has {len(found)} result{'s' * (len(found) != 1)}"
+        for name, found in lines.items()
+        if found and name in (options.scale or SCALES)
+    ]
+    if not counts:
+        return f"{options.results} has no results to report; run them with: {command}"
+    text = f"{', '.join(counts)}, none of a run of {', '.join(options.names) or 'the paper'}"
+    if options.names:
+        return f"{text}; were settings changed? Run it with: {command}"
+    own = shlex.join(["neuvar", "report", "FILE.py", *scale])
+    return f"{text}; for results of your own files: {own}"
+
+
 def _report(options: argparse.Namespace) -> int:
     from neuvar.report import gather_claims, insert, load, write  # imports numpy
     from neuvar.report.documents import VERDICTS
@@ -48,9 +71,7 @@ def _report(options: argparse.Namespace) -> int:
     lines = load(options.results / f"{scale}.jsonl" for scale in SCALES)
     claims = gather_claims(lines, chosen, options.scale)
     if not any(claim.findings for claim in claims):
-        scales = ["--scale", options.scale[0]] if options.scale else []
-        command = shlex.join(["neuvar", "run", *(options.names or ["all"]), *scales])
-        raise ValueError(f"{options.results} has no results to report; run them with: {command}")
+        raise ValueError(_no_results(options, lines))
     report = write(claims, options.out)
     rows = [("no.", "experiment", "verdict", "scale", "n", "because")]
     for claim in claims:

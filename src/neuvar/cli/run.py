@@ -86,7 +86,12 @@ def _run(options: argparse.Namespace) -> int:
 
     def planned(recorded: Mapping[str, dict[str, Any]]) -> list[Run]:
         runs = runs_of(experiments, options.scale, options.trials, recorded)
-        return [replace(run, **execution) for run in only(runs, options.only)]
+        runs = [replace(run, **execution) for run in only(runs, options.only)]
+        if files:
+            from neuvar.experiments.runner import check_names  # imports torch
+
+            check_names(runs)
+        return runs
 
     recorded = results.lines()
     runs = planned(recorded)
@@ -100,7 +105,9 @@ def _run(options: argparse.Namespace) -> int:
     folder = [] if options.results == Path("results") else ["--results", str(options.results)]
     report = shlex.join(["neuvar", "report", *shown, "--scale", options.scale, *folder])
     if all(run.key in recorded for run in runs):
-        print(f"all {len(runs)} runs are finished; see them with: {report}")
+        lost = sum(recorded[run.key]["status"] == "diverged" for run in runs)
+        done = f"all {len(runs)} runs are" if len(runs) != 1 else "the run is"
+        print(f"{done} finished{f', {lost} diverged' if lost else ''}; see them with: {report}")
         return 0
     resume = [word for word in options.words if word not in NOT_REPEATED]
     while left := [run for run in runs if run.key not in recorded]:

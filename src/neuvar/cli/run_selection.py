@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from neuvar.experiments import EXPERIMENTS
 from neuvar.experiments.experiment import Experiment, ExperimentFile, Scale
-from neuvar.experiments.run_spec import NOT_IN_KEY, Run, Training
+from neuvar.experiments.run_spec import NOT_IN_KEY, Run, Training, format_value, no_run_has
 
 FIRST = ("data", "stream", "model", "optimizer")
 """Fields that a label begins with, in this order; it ends with the seed."""
@@ -40,7 +41,10 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
             chosen[name] = EXPERIMENTS[name]
         elif name != "all":
             known = ", ".join(EXPERIMENTS)
-            raise ValueError(f"EXPERIMENT must be a .py file, all or one of {known}, got {name!r}")
+            hint = f"; did you mean {name}.py?" if Path(f"{name}.py").exists() else ""
+            raise ValueError(
+                f"EXPERIMENT must be a .py file, all or one of {known}, got {name!r}{hint}"
+            )
     return list(chosen.values())
 
 
@@ -78,8 +82,7 @@ def only(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
         for part in text.split(","):
             matching = {value for value in existing if matches(part, value)}
             if not matching:
-                values = ", ".join(map(format_value, sorted(existing)))
-                raise ValueError(f"--only: no run has {field}={part}; {field} is one of {values}")
+                raise ValueError(f"--only: {no_run_has(field, part, existing)}")
             wanted |= matching
         selected = [r for r in selected if hasattr(r, field) and getattr(r, field) in wanted]
     if runs and not selected:
@@ -99,19 +102,6 @@ def matches(text: str, value: object) -> bool:
         except ValueError:
             return False
     return text in (format_value(value), value)
-
-
-def format_value(value: Any) -> str:
-    """The value of a field as text.
-
-    >>> [format_value(value) for value in (0.03, True, "", (0.01, 0.02))]
-    ['0.03', 'true', 'none', '0.01/0.02']
-    """
-    if isinstance(value, tuple):
-        return "/".join(map(format_value, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
 def fields_of(runs: Iterable[Run]) -> list[str]:

@@ -63,7 +63,7 @@ def load(
     """
     _validate.one_of("name", name, dict.fromkeys([*NAMES, *LOADERS]))
     if name in LOADERS:
-        return LOADERS[name]()
+        return _checked(f'LOADERS["{name}"]', LOADERS[name]())
     entry = ENTRIES[name.removesuffix("-coarse")]
     obtained = obtain(entry, folder=folder, download=download, progress=progress)
     if obtained.is_new:
@@ -79,6 +79,25 @@ def load(
         return Dataset(name, len(names), *fine, names)
     superclass = torch.tensor(catalogue.SUPERCLASS)
     return Dataset(name, len(names), *fine, names, superclass, coarse_names)
+
+
+def _checked(function: str, data: object) -> Dataset:
+    """What a function of ``LOADERS`` returned, if its splits fit together and its labels exist."""
+    dataset: Dataset = _validate.returned(function, data, Dataset, "neuvar.data.Dataset")
+    shapes = [tuple(split.images.shape[1:]) for split in (dataset.train, dataset.test)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{function} must return training and test images of one shape, "
+            f"got {shapes[0]} and {shapes[1]}"
+        )
+    for labels in (dataset.train.labels, dataset.test.labels):
+        wrong = labels[(labels < 0) | (labels >= dataset.classes)]
+        if len(wrong):
+            raise ValueError(
+                f"{function} must return labels from 0 to {dataset.classes - 1} "
+                f"for classes={dataset.classes}, got {wrong[0]}"
+            )
+    return dataset
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,6 +105,10 @@ def sweep(
             LocalPool(local, results, devices, tally).run(missing)
     finally:
         results.remove_checkpoints(skipped)  # an orphaned worker may have held one until now
+        for run in missing:  # workers that were stopped leave their lock files
+            left = (results.checkpoints / f"{run.key}.lock").exists()
+            if left and (run_lock := lock_run(results.checkpoints, run.key)):
+                run_lock.release()
         with contextlib.suppress(OSError):  # not empty: other runs resume from it
             results.checkpoints.rmdir()
     finished, diverged, failed = (

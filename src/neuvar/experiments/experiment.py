@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 import traceback
@@ -12,10 +13,19 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from neuvar.experiments.findings import Panel, Result, Table, Verdict
-from neuvar.experiments.run_spec import Run
+from neuvar.experiments.run_spec import Run, Tasks, Training
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+
+RETURNED: dict[str, tuple[tuple[type, ...], str]] = {
+    "runs": ((Training, Tasks), "a list of Training or Tasks"),
+    "then": ((Training, Tasks), "a list of Training or Tasks"),
+    "panels": ((Panel,), "a list of Panel"),
+    "table": ((Table,), "a Table"),
+    "check": ((Verdict,), "a Verdict, such as judge() returns"),
+}
+"""What the functions of an experiment return: its type, or that of its items, and in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +116,50 @@ class ExperimentFile:
                 exec(compile(self.source, str(path), "exec"), vars(module))  # noqa: S102 - the user's own
             except Exception as error:
                 del sys.modules[name]
-                where = self.place_of(error) or self.path
-                raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+                raise self._explained(error) from error
         experiment = getattr(module, "EXPERIMENT", None)
         if not isinstance(experiment, Experiment):
-            raise ValueError(f"{self.path} must define EXPERIMENT = Experiment(...)")
-        return replace(experiment, name=path.stem, file=self)
+            got = f", got {type(experiment).__name__}" if hasattr(module, "EXPERIMENT") else ""
+            raise ValueError(f"{self.path} must define EXPERIMENT = Experiment(...){got}")
+        functions = {part: getattr(experiment, part) for part in RETURNED}
+        checked: dict[str, Any]
+        checked = {part: self._checked(part, f) for part, f in functions.items() if f is not None}
+        return replace(experiment, name=path.stem, file=self, **checked)
+
+    def _explained(self, error: Exception) -> ValueError:
+        """An error of this file in one sentence, with its line."""
+        text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        return ValueError(f"{self.place_of(error) or self.path}: {kind}{text}")
+
+    def _checked(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the experiment, with errors in one sentence and a result of its type."""
+        types, words = RETURNED[part]
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            try:
+                result = function(*arguments)
+            except Exception as error:
+                raise self._explained(error) from error
+            several = words.startswith("a list") and isinstance(result, list | tuple)
+            wrong = [x for x in (result if several else [result]) if not isinstance(x, types)]
+            if wrong or several != words.startswith("a list"):
+                got = f"one with {wrong[0]!r:.80}" if several else f"{result!r:.80}"
+                raise ValueError(f"{self.path}: {part} must return {words}, got {got}")
+            return result
+
+        return call
 
     def place_of(self, error: BaseException) -> str:
-        """The line of this file that led to an error, as "mine.py, line 2"; else empty."""
-        path = str(Path(self.path).absolute())
+        """The line that led to an error, as "mine.py, line 2"; else empty.
+
+        It is the last one in this file, or in another file of its folder.
+        """
+        folder = Path(self.path).absolute().parent
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
-        if isinstance(error, SyntaxError) and error.filename == path:
-            lines.append(error.lineno)
-        return f"{self.path}, line {lines[-1]}" if lines else ""
+        places = [(Path(frame.filename), frame.lineno) for frame in frames]
+        if isinstance(error, SyntaxError) and error.filename:
+            places.append((Path(error.filename), error.lineno))
+        own = [(path.name, line) for path, line in places if path.parent == folder]
+        return f"{Path(self.path).with_name(own[-1][0])}, line {own[-1][1]}" if own else ""

@@ -9,9 +9,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from neuvar._validate import one_of
+from neuvar._validate import number, one_of
 from neuvar.experiments.run_spec import CHOICE_SEED, Run
 
 Role = Literal["plain", "nvrm", "other", "third", "fourth"]
@@ -68,7 +68,8 @@ class Line:
         label: its name in the legend, such as "NVRM-SGD, b = 0.05".
         x: where it was measured.
         trials: a row for each trial, with a value for each x.
-        role: the method; sets the colour.
+        role: which method it is: "plain" for the optimizer without noise, "nvrm" for NVRM, "other",
+            "third" or "fourth" for further methods. Sets the colour.
         b: scale of the weight noise; sets the shade. 0 if there is none, or if x is b.
     """
 
@@ -77,6 +78,10 @@ class Line:
     trials: tuple[tuple[float, ...], ...]
     role: Role = "other"
     b: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("role", self.role, get_args(Role))
+        number("b", self.b, low=0)
 
 
 @dataclass(frozen=True)
@@ -306,5 +311,8 @@ def judge(what: str, cases: Sequence[Case]) -> Verdict:
     counts[0] += " case" if counts[0].endswith(" 1") else " cases"
     if len(counts) == 1 and len(words) > 1:
         counts[0] = counts[0].replace(" in ", " in all ")
+    why = f"{what}: {', '.join(counts)}."
+    if NO_CHOICE in words:
+        why += " To choose among several b, set held_out in the runs, or fixed= in compare."
     few = any(case.n < MIN_TRIALS for case in judged)
-    return Verdict(outcome, f"{what}: {', '.join(counts)}.", tuple(cases), few)
+    return Verdict(outcome, why, tuple(cases), few)

@@ -9,14 +9,26 @@ from typing import Any, TypeAlias
 
 from neuvar._validate import one_of
 from neuvar.experiments.findings import NO_CHOICE, Case, Cell, Line, Result, Role, Table, gain
-from neuvar.experiments.run_spec import as_dict
+from neuvar.experiments.run_spec import Run, as_dict, format_value, no_run_has
 
 Column: TypeAlias = Callable[[Sequence[Result]], "str | Cell"]
 """A column of a table: what it shows for the trials of a row."""
 Setting: TypeAlias = "tuple[tuple[str, ...], Sequence[Result]]"
 """A setting in words, such as a dataset and a method, and its results."""
+SEEDS = ("seed", "label_seed")
 ON_AXIS = " (b on the x-axis)"
 """Follows the name of a method in figures that have b on the x-axis."""
+
+
+class PlannedResults(list[Result]):
+    """Results of a user's experiment, with all runs that it plans.
+
+    So a value that no run has is not mistaken for one without results yet.
+    """
+
+    def __init__(self, results: Iterable[Result], planned: Sequence[Run]) -> None:
+        super().__init__(results)
+        self.planned = planned
 
 
 def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
@@ -24,7 +36,14 @@ def matching(results: Sequence[Result], **wanted: Any) -> list[Result]:
     for r in results[:1]:
         for name in wanted:
             one_of("field", name, [f.name for f in fields(r.run)])
-    return [r for r in results if all(getattr(r.run, k) == v for k, v in wanted.items())]
+    found = [r for r in results if all(getattr(r.run, k) == v for k, v in wanted.items())]
+    if not isinstance(results, PlannedResults):
+        return found
+    for name, value in wanted.items():
+        existing = [getattr(run, name) for run in results.planned if hasattr(run, name)]
+        if existing and value not in existing and name not in SEEDS:  # more trials may follow
+            raise ValueError(no_run_has(name, format_value(value), existing))
+    return PlannedResults(found, results.planned)
 
 
 def group(results: Sequence[Result], **wanted: Any) -> list[Result]:
@@ -121,7 +140,16 @@ def with_noise(results: Sequence[Result]) -> list[Result]:
 def curve(
     results: Sequence[Result], metric: str, label: str, role: Role = "other", b: float = 0.0
 ) -> Line:
-    """A metric by epoch or by task, with a row for each trial."""
+    """A metric by epoch or by task, with a row for each trial.
+
+    Args:
+        results: of one method, from :func:`group`.
+        metric: its name, such as "test_accuracy".
+        label: name of the method in the legend.
+        role: sets the colour: "plain" without noise, "nvrm" for NVRM, else "other", "third" or
+            "fourth". Without roles, lines have shades of one colour.
+        b: scale of the weight noise; sets the shade: the larger b, the darker.
+    """
     rows = tuple(r.curve(metric) for r in results)
     steps = range(1, max(map(len, rows), default=0) + 1)
     return Line(label, tuple(map(float, steps)), rows, role, b)
@@ -243,7 +271,7 @@ def compare(
         if chosen_how:
             compared.append("?" if b is None else f"{b:g}")
             how = NO_CHOICE if NO_CHOICE in (how, chosen_how) else chosen_how
-        trials = by_seed([r for r in matching(results, b=b) if not r.for_choice])
+        trials = by_seed([r for r in results if r.run.b == b and not r.for_choice])
         sign = -1 if lower else 1
         scores.append({s: sign * value(r) if r.finished else -math.inf for s, r in trials.items()})
     if compared:

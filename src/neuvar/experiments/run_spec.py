@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -172,6 +174,10 @@ class Tasks(RunSpec):
             raise ValueError(f"fisher is for the penalty ewc, got {self.penalty!r}")
 
 
+for _kind in (Training, Tasks):  # so that help() shows all fields; python -OO has no docstrings
+    _inherited = inspect.cleandoc(RunSpec.__doc__ or "").partition("Attributes:\n")[2]
+    _kind.__doc__ = f"{inspect.cleandoc(_kind.__doc__ or '')}\n{_inherited}"
+
 Run: TypeAlias = Training | Tasks
 RUN_KINDS: dict[str, type[Training] | type[Tasks]] = {"training": Training, "tasks": Tasks}
 
@@ -199,3 +205,22 @@ def from_dict(record: dict[str, Any]) -> Run:
     if "data" not in values:
         raise ValueError("a run needs 'data', the name of a dataset")
     return kind(**values)
+
+
+def format_value(value: Any) -> str:
+    """The value of a field as text.
+
+    >>> [format_value(value) for value in (0.03, True, "", (0.01, 0.02))]
+    ['0.03', 'true', 'none', '0.01/0.02']
+    """
+    if isinstance(value, tuple):
+        return "/".join(map(format_value, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def no_run_has(field: str, value: str, existing: Iterable[Any]) -> str:
+    """The error message for a value that no run has; ``existing`` are the values of the runs."""
+    values = ", ".join(map(format_value, sorted(set(existing))))
+    return f"no run has {field}={value}; {field} is one of {values}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,27 @@ import torch._dynamo  # the first optimizer would import it, and the run's time 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from neuvar._validate import one_of
+from neuvar._eval_mode import clean_eval_mode
+from neuvar._validate import one_of, returned
 from neuvar.batchnorm import reestimate_batchnorm
 from neuvar.continual import PENALTIES, STREAMS, Penalty, Stream
-from neuvar.data import Augmentation, Batches, Dataset, Normalization, Split, load, normalization
+from neuvar.data import (
+    LOADERS,
+    NAMES,
+    Augmentation,
+    Batches,
+    Dataset,
+    Normalization,
+    Split,
+    load,
+    normalization,
+)
 from neuvar.experiments.run_spec import Run, Tasks, Training
-from neuvar.labels import corrupt
+from neuvar.labels import KINDS, corrupt
 from neuvar.measures import label_memorization, neural_variability
-from neuvar.models import MultiHead, build, multi_head
-from neuvar.train import Checkpoint, evaluate, fit, make_optimizer
+from neuvar.models import NETWORKS, MultiHead, build, multi_head
+from neuvar.noise import FAMILIES
+from neuvar.train import OPTIMIZERS, Checkpoint, evaluate, fit, make_optimizer
 
 EVALUATION_BATCH = 500
 WIDTH = 1024
@@ -54,7 +66,7 @@ def run_one(
         device: where the network is trained.
         data: folder with datasets, searched before the cache; see :func:`neuvar.data.load`.
         checkpoint: a file to save to once a minute.
-        progress: called with the fraction of the run that is done.
+        progress: called with the fraction of the run that is done, first before the training.
         writer: an object with TensorBoard's ``add_scalar(tag, value, step)``.
 
     Returns:
@@ -81,6 +93,8 @@ def run_one(
                 "precision; remove it"
             )
         start -= float(checkpoint.outer.get("seconds", 0.0))
+    if progress is not None:
+        progress(float(checkpoint.outer.get("done", 0.0)) if checkpoint else 0.0)
     whole = load(run.data, folder=data)
     splits = []
     for split, field in ((whole.train, "images"), (whole.test, "test_images")):
@@ -91,6 +105,23 @@ def run_one(
     dataset = replace(whole, train=splits[0], test=splits[1])
     context = RunContext(run, dataset, torch.device(device), start, checkpoint, progress, writer)
     return run_training(run, context) if isinstance(run, Training) else run_tasks(run, context)
+
+
+def check_names(runs: Iterable[Run]) -> None:
+    """Check the names of all parts: networks, datasets, optimizers and so on."""
+    known = {
+        "data": [*dict.fromkeys([*NAMES, *LOADERS])],
+        "model": [*NETWORKS],
+        "optimizer": [*OPTIMIZERS],
+        "noise": [*FAMILIES],
+        "label_noise": [*KINDS],
+        "stream": [*STREAMS],
+        "penalty": [*PENALTIES],
+    }
+    for run in runs:
+        for field, names in known.items():
+            if name := getattr(run, field, ""):
+                one_of(field, name, names)
 
 
 @dataclass(frozen=True)
@@ -107,21 +138,33 @@ class RunContext:
 
     def report(self, fraction: float, done: int = 0, of: int = 1) -> None:
         """Report the finished fraction of a part of the run, after ``done`` of ``of`` parts."""
+        total = (done + fraction) / of
         if self.checkpoint is not None:
-            self.checkpoint.outer["seconds"] = time.perf_counter() - self.start
+            self.checkpoint.outer |= {"seconds": time.perf_counter() - self.start, "done": total}
         if self.progress is not None:
-            self.progress((done + fraction) / of)
+            self.progress(total)
 
     def network(self, classes: int) -> nn.Module:
         """The network of the run, with this number of outputs."""
-        shape = self.data.train.images.shape[1:]
-        return build(
+        image = self.data.test.images[:1]
+        image = image if image.dim() == 4 else image[:, None]
+        model = build(
             self.run.model,
             classes=classes,
             seed=self.run.seed,
             width=self.run.width or None,
-            shape=shape if len(shape) == 3 else (1, *shape),
+            shape=image.shape[1:],
         )
+        with clean_eval_mode(model), torch.no_grad():
+            scores = model(image.float())
+        function = f'the network of NETWORKS["{self.run.model}"]'
+        returned(function, scores, Tensor, "tensor")
+        if scores.shape != (1, classes):
+            raise ValueError(
+                f"{function} must return {classes} scores for each image, "
+                f"got the shape {tuple(scores.shape)} for one image"
+            )
+        return model
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move a network to the device; set its memory format and compile it if the run says so."""
@@ -380,7 +423,9 @@ def run_tasks(run: Tasks, context: RunContext) -> dict[str, Any]:
 
 def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty | None]:
     """The tasks, a network with the heads that they need, and the penalty."""
-    stream = STREAMS[one_of("stream", run.stream, STREAMS)](context.data, run.tasks, seed=run.seed)
+    make_stream = STREAMS[one_of("stream", run.stream, STREAMS)]
+    stream = make_stream(context.data, run.tasks, seed=run.seed)
+    returned(f'STREAMS["{run.stream}"]', stream, Stream, "neuvar.continual.Stream")
     network: nn.Module
     if len(stream.outputs) == 1:
         network = context.network(stream.outputs[0])
@@ -393,6 +438,7 @@ def _setup(run: Tasks, context: RunContext) -> tuple[Stream, nn.Module, Penalty 
     if run.penalty:
         make = PENALTIES[one_of("penalty", run.penalty, PENALTIES)]
         penalty = make(run.strength, fisher=run.fisher, seed=run.seed)
+        returned(f'PENALTIES["{run.penalty}"]', penalty, Penalty, "neuvar.continual.Penalty")
     return stream, network, penalty
 
 

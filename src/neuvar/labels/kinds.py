@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from neuvar import _validate
-from neuvar._validate import one_of
+from neuvar._validate import one_of, returned
 from neuvar.labels.noisy_labels import (
     MAX_CLASSES,
     UNIT,
@@ -299,4 +299,11 @@ def corrupt(
     0.25
     >>> del KINDS["first_class"]
     """
-    return KINDS[one_of("kind", kind, KINDS)](labels, rate, seed=seed, exact=exact, **options)
+    result = KINDS[one_of("kind", kind, KINDS)](labels, rate, seed=seed, exact=exact, **options)
+    noisy: NoisyLabels
+    noisy = returned(f'KINDS["{kind}"]', result, NoisyLabels, "neuvar.labels.NoisyLabels")
+    if len(noisy) != len(labels):
+        raise ValueError(
+            f'KINDS["{kind}"] must return a label for each of {len(labels)}, got {len(noisy)}'
+        )
+    return noisy

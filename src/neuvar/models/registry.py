@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from neuvar._validate import integer, one_of, sizes
+from neuvar._validate import integer, one_of, returned, sizes
 from neuvar.models.convolutional import ImageNetwork, mobilenet_v2, resnet, vgg
 from neuvar.models.perceptron import mlp
 
@@ -86,4 +86,6 @@ def build(
         options["width"] = width
     if shape is not None:
         options["shape"] = sizes("shape", shape)
-    return NETWORKS[one_of("name", name, NETWORKS)](classes=classes, seed=seed, **options)
+    built = NETWORKS[one_of("name", name, NETWORKS)](classes=classes, seed=seed, **options)
+    model: nn.Module = returned(f'NETWORKS["{name}"]', built, nn.Module, "torch.nn.Module")
+    return model

@@ -15,6 +15,7 @@ from neuvar._validate import one_of
 from neuvar.engine import Results
 from neuvar.experiments.experiment import SCALES, Experiment, Scale
 from neuvar.experiments.findings import MIN_TRIALS, Panel, Result, Table, Verdict
+from neuvar.experiments.results_query import PlannedResults
 from neuvar.experiments.run_spec import CHOICE_SEED, Run, as_dict, from_dict
 
 Lines: TypeAlias = Mapping[str, dict[str, Any]]
@@ -206,7 +207,7 @@ def _problem(experiment: Experiment, result: Result, *, thorough: bool) -> str:
     except KeyError as error:
         return f"{error} is missing"
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        return f"{type(error).__name__}: {error}"
+        return str(error) if experiment.file else f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -223,6 +224,14 @@ def _planned(
         and not _problem(experiment, Result(run, lines[run.key]), thorough=False)
     }
     return experiment.planned(scale, trials, usable)
+
+
+def _runs_of_all_scales(experiment: Experiment, known: Iterable[Run]) -> list[Run]:
+    """The known runs, and those of every scale; none if the experiment lacks a scale."""
+    try:
+        return [*known, *(run for scale in SCALES for run in experiment.runs(scale, 0))]
+    except ValueError:
+        return []
 
 
 def _trials(planned: Iterable[Run], results: Sequence[Result]) -> tuple[tuple[int, int], str]:
@@ -270,10 +279,14 @@ def _finding(
         usable = {key: result for key, result in every.items() if key not in problems}
         if not usable and not (thorough and experiment.file):
             return None
+        shown: Sequence[Result]
         shown = tuple((usable or every).values())  # if all lines fail, the user's file is wrong
+        if experiment.file and experiment.then is None:
+            shown = PlannedResults(shown, _runs_of_all_scales(experiment, known.values()))
         try:
             panels, table = tuple(experiment.panels(shown)), experiment.table(shown)
-            verdict = None if scale == "smoke" else experiment.check(shown)
+            # At smoke scale its mistakes must show, but not its verdict.
+            judged = experiment.check(shown)
             break
         except Exception:
             if thorough:
@@ -287,6 +300,7 @@ def _finding(
         )
         trials_option = next(enough, most)
     trials, wait = _trials(planned.values(), results)
+    verdict = None if scale == "smoke" else judged
     if verdict and (trials[1] < MIN_TRIALS or not planned.keys() <= usable.keys()):
         verdict = replace(verdict, preliminary=True)
     if verdict and wait and verdict.outcome != "undecided":

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from neuvar._validate import one_of
+from neuvar._validate import one_of, returned
 from neuvar.baselines import PSGD, SAM, SGLD
 from neuvar.noise import scale
 from neuvar.optim import NVRM
@@ -105,9 +105,14 @@ def make_optimizer(
     if isinstance(params, nn.Module):
         model, params = params, params.parameters()
     try:
-        return builder(params, model=model, seed=seed, lr=lr, weight_decay=weight_decay, **options)
+        built = builder(params, model=model, seed=seed, lr=lr, weight_decay=weight_decay, **options)
     except TypeError as error:
         refused = re.search(r"keyword argument '(\w+)'", str(error))
         if refused is None or refused[1] not in options:
             raise
-        raise ValueError(f"{name} has no {refused[1]}; leave it out") from error
+        raise ValueError(
+            f'{name} has no {refused[1]}: OPTIMIZERS["{name}"] takes no argument {refused[1]}'
+        ) from error
+    optimizer: Optimizer
+    optimizer = returned(f'OPTIMIZERS["{name}"]', built, Optimizer, "torch.optim.Optimizer")
+    return optimizer
