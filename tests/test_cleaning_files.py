@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -727,6 +728,41 @@ class TestWriting:
         assert [path.name for path in Path().rglob("*.part")] == []
         assert [path.name for path in Path().rglob("*.old")] == []
         assert Path("deep").exists() == earlier
+
+    @pytest.mark.parametrize("failing", range(13))
+    def test_an_existing_folder_is_kept_and_restored(self, monkeypatch, failing):
+        """Any of the twelve renames may fail, and then the folder has the old files again."""
+        out = Path("out")
+        out.mkdir()
+        out.chmod(0o2770)
+        same = out.stat().st_ino, out.stat().st_mode
+        write_cleaning(cleaning(seed=1), out, top=1)
+        old = {path.name: path.read_bytes() for path in out.iterdir()}
+        rename, renames = Path.rename, iter(range(100))
+
+        def renaming(self, target):
+            if next(renames) == failing:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", renaming)
+        with pytest.raises(KeyboardInterrupt) if failing < 12 else nullcontext():
+            write_cleaning(cleaning(), out, top=1, overwrite=True)
+        new = {path.name: path.read_bytes() for path in out.iterdir()}
+        assert (new == old) == (failing < 12)
+        assert new.keys() == old.keys()
+        assert (out.stat().st_ino, out.stat().st_mode) == same
+
+    def test_a_read_only_folder_is_refused(self):
+        Path("out").mkdir()
+        Path("out").chmod(0o555)
+        with pytest.raises(ValueError, match="--out cannot be written to out: "):
+            check_folder(Path("out"), overwrite=True)
+
+    def test_what_a_killed_process_left_is_ignored(self):
+        Path("out/.neuvar-1.part/new").mkdir(parents=True)
+        write_cleaning(cleaning(), Path("out"), top=1)
+        assert Path("out/index.html").exists()
 
     def test_a_full_disk(self):
         """A real one: files of this process may not grow beyond a few bytes."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from neuvar._atomic import write_files, write_folder
+from neuvar._atomic import HIDDEN, write_files, write_folder
 from neuvar.cleaning.duplicates import Duplicates
 from neuvar.cleaning.export import cleanlab_table, label_studio_files
 from neuvar.cleaning.page import is_images, render_page
@@ -57,6 +57,7 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
         contents["duplicates.csv"] = csv_bytes(
             _duplicate_rows(cleaning.source, cleaning.duplicates)
         )
+    contents["summary.json"] = contents.pop("summary.json")  # last: it marks a complete result
     check_folder(out, overwrite=overwrite)
     write_folder(out, contents)
 
@@ -158,19 +159,22 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     target = out.resolve()
     if target.is_mount():
         raise ValueError(f"--out must not be a mount point, got {target}")
-    nearest = next(path for path in target.parents if path.exists())
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, {out} is a file")
+    nearest = next(path for path in (target, *target.parents) if path.exists())
     try:
-        with tempfile.TemporaryDirectory(prefix=".neuvar-", dir=nearest):
+        with tempfile.TemporaryDirectory(prefix=HIDDEN, dir=nearest):
             pass
     except OSError as error:
-        raise ValueError(f"--out cannot be created in {nearest}: {error.strerror}") from None
+        what = f"written to {out}" if out.exists() else f"created in {nearest}"
+        raise ValueError(f"--out cannot be {what}: {error.strerror}") from None
     if not out.exists():
         return
-    if not out.is_dir():
-        raise ValueError(f"--out must be a folder, {out} is a file")
+    if not target.stat().st_mode & 0o222:  # root could write to it nevertheless
+        raise ValueError(f"--out cannot be written to {out}: the folder is read-only")
     if target == Path.cwd():
         raise ValueError(f"--out must not be the current folder, got {out}")
-    files = sorted(path.name for path in out.iterdir())
+    files = sorted(p.name for p in out.iterdir() if not p.name.startswith(HIDDEN))
     foreign = [name for name in files if name not in FILES]
     if foreign:
         raise ValueError(
