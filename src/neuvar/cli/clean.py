@@ -115,7 +115,8 @@ examples:
     add("--link", action="store_true", help="with --cleaned-folder: hard links instead of copies")
     add("--export", nargs="+", action="extend", default=[], choices=EXPORTS, metavar="PROGRAM",
         help="also write files for cleanlab, labelstudio or both")  # fmt: skip
-    add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--top", type=non_negative, metavar="N",
+        help=f"examples on the page, flagged ones first (default: {TOP})")  # fmt: skip
     add("--replace-at", type=_probability, metavar="P",
         help="replace a label if its suggestion is right with at least this probability; 1 "
         "replaces none (default: 0.9)")  # fmt: skip
