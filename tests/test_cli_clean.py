@@ -250,7 +250,7 @@ def test_a_bar_for_a_person(capsys, digits, finder, monkeypatch):
 def test_features_are_standardised_for_the_training_only(capsys, finder):
     rows = "1,50000,x\n3,70000,y\n2,60000,x\n2,60000,y\n" * 5 + "1,50000,y\n3,70000,y\n"
     Path("t.csv").write_text(f"a,b,label\n{rows}")
-    assert neuvar(capsys, "clean", "t.csv")[0] == 0
+    assert neuvar(capsys, "clean", "t.csv", "--top", "1")[0] == 0
     inputs = finder.calls[0][1].inputs
     assert inputs.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert inputs.std(0, correction=0).tolist() == pytest.approx([1, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -26,6 +27,9 @@ from neuvar.cleaning.score import (
 from neuvar.cleaning.training import RHO, Device, check_logits, predict, prepare, train_once
 from neuvar.train import Checkpoint
 from neuvar.train.evaluation import device_of
+
+LEARNED = 0.09
+"""Smallest mean confidence, from 0 at chance to 1, of a network that has learned enough."""
 
 
 def find_label_issues(
@@ -141,7 +145,24 @@ def find_label_issues(
             f"{own:.3g}, and {by_chance:.3g} for labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
+    if not trained:
+        _warn_if_unlearned(p)
     return _judge(p, examples.labels, examples.names, parts, last_b, history=not trained)
+
+
+def _warn_if_unlearned(p: Array) -> None:
+    """Warn if the mean probabilities are near those of a network that knows nothing.
+
+    Then most flags may be mistakes. docs/log.md has the measurements.
+    """
+    mean, chance = float(p.max(1).mean()), 1 / p.shape[1]
+    if mean - chance < LEARNED * (1 - chance):
+        warnings.warn(
+            f"the network may not have learned enough: its mean confidence is {mean:.2f}, near "
+            f"{chance:.2f} by chance, so many flags may be mistakes; try more epochs",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:
