@@ -601,17 +601,18 @@ class TestWriting:
         head, *rows = rows_of(out / "issues.csv")
         assert head == [
             *("index", "given", "suggested", "quality", "error_probability"),
-            *("flagged", "replaced"),
+            *("suggestion_probability", "flagged", "replaced"),
         ]
         issues, names = one.issues, one.issues.names
         assert [int(row[0]) for row in rows] == issues.ranked.tolist()
         replaced = issues.sure()
         assert 0 < replaced.sum() < issues.flagged.sum()
         for i, row in zip(issues.ranked, rows, strict=True):
-            _, given, suggested, quality, wrong, flagged, changed = row
+            _, given, suggested, quality, wrong, right, flagged, changed = row
             assert (given, suggested) == (names[issues.labels[i]], names[issues.suggested[i]])
             assert float(quality) == pytest.approx(issues.quality[i], rel=1e-5)
             assert float(wrong) == pytest.approx(issues.error_probability[i], rel=1e-5)
+            assert float(right) == pytest.approx(issues.suggestion_probability[i], rel=1e-5)
             assert flagged == ("true" if issues.flagged[i] else "false")
             assert changed == ("true" if replaced[i] else "false")
         assert rows_of(out / "labels.csv") == [
@@ -665,6 +666,8 @@ class TestWriting:
                 ValueError, match=r"has 'decisions\.csv', which neuvar clean did not"
             ):
                 write_cleaning(cleaning(), out, top=1, overwrite=overwrite)
+        with pytest.raises(ValueError, match=r"--overwrite would delete it: move it$"):
+            check_folder(out, overwrite=True)
         assert (out / "decisions.csv").read_text() == "mine"
         (out / "decisions.csv").unlink()
         (out / "summary.json").write_text("{}")

@@ -542,6 +542,47 @@ def test_no_escape_reaches_the_screen(capsys):
     assert "�[31mred" in out
 
 
+def test_a_result_is_used_again_without_training(capsys, digits, monkeypatch):
+    """The probabilities of a training are judged as a mean over the training."""
+    p = np.load("p.npy")
+
+    def train(model, data, *, progress, **options):
+        return judge_labels(p, data.labels, names=data.names, history=True)
+
+    monkeypatch.setattr(label_issues, "find_label_issues", train)
+    assert neuvar(capsys, "clean", "digits.npz")[0] == 0
+    before = Path("out/clean/issues.csv").read_bytes()
+    assert b",error_probability,suggestion_probability,flagged,replaced" in before
+    kept = Path("out/clean/probabilities.npz").read_bytes()
+    monkeypatch.setattr(label_issues, "find_label_issues", None)
+    words = "--probabilities out/clean/probabilities.npz --top 7 --export cleanlab --overwrite"
+    assert neuvar(capsys, "clean", "digits.npz", *words.split())[0] == 0
+    assert Path("out/clean/issues.csv").read_bytes() == before
+    assert np.load("out/clean/probabilities.npz")["history"]
+    assert Path("out/clean/probabilities.npz").stat().st_size == len(kept)
+    assert Path("out/clean/cleanlab.csv").exists()
+    assert json.loads(Path("out/clean/summary.json").read_text())["settings"] == {
+        "probabilities": "out/clean/probabilities.npz"
+    }
+    Path("d.csv").write_text("index,given,label\n4,0,1\n")
+    code, _, err = neuvar(capsys, "clean", "digits.npz", "--decisions", "d.csv", "--top", "3")
+    assert code == 2
+    assert err.endswith("use --probabilities out/clean/probabilities.npz --overwrite --top\n")
+    for count in (1, 2):
+        assert neuvar(capsys, "clean", "digits.npz", "--decisions", "d.csv")[0] == 0
+        text = Path("out/clean/summary.md").read_text()
+        assert text.count("decisions are applied") == 1
+        assert f"\n\nYour decisions are applied to {count} of 30 labels.\n\n" in text
+        Path("d.csv").write_text("index,given,label\n4,0,1\n5,2,1\n")
+
+
+def test_why_nothing_is_replaced(capsys, digits):
+    words = "--probabilities p.npy --replace-at 1"
+    _, out, _ = neuvar(capsys, "clean", "digits.npz", *words.split())
+    assert "No label is replaced: a label may be wrong, but no suggestion is right with" in out
+    assert "apply your decisions with --decisions" in out
+
+
 def test_decisions_are_applied_without_training(capsys, digits, monkeypatch):
     given, truth = digits
     neuvar(capsys, "clean", "digits.npz", "--probabilities", "p.npy")

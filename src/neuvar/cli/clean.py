@@ -53,6 +53,7 @@ Files in DIR:
   issues.csv    all examples, lowest label quality first
   labels.csv    the cleaned labels, in the order of the data; also labels.npy for a .npz file, and
                 cleaned.csv with all columns for a .csv file
+  probabilities.npz  the predicted probabilities of a training; --probabilities reads them
   summary.md    a summary; summary.json is the same for programs
 In CSV files other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an
 apostrophe in front, so that no spreadsheet runs it as a formula.
@@ -78,6 +79,8 @@ examples:
                                                    row per image, in the order of sorted files
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
+  neuvar clean photos --probabilities out/clean/probabilities.npz --overwrite --top 2000
+                                                   show more of an earlier result
   neuvar clean digits.npz --observed observed.pt   use the probabilities of a LabelObserver in
                                                    your own training, do not train; without DATA,
                                                    the page shows indices and no pictures
@@ -187,8 +190,14 @@ def _refuse_unused(options: argparse.Namespace) -> None:
 
     training = ("model", *TRAINING, "checkpoint")
     if options.decisions:
-        scoring = ("top", "replace_at", "probabilities", "embeddings", "duplicates")
-        refuse("with --decisions", *scoring, "overwrite", "export", *training)
+        if options.export or options.top is not None:
+            name = "--export" if options.export else "--top"
+            raise ValueError(
+                f"{name} must not be given with --decisions; without training again, use "
+                f"--probabilities {options.out / 'probabilities.npz'} --overwrite {name}"
+            )
+        scoring = ("replace_at", "probabilities", "embeddings", "duplicates")
+        refuse("with --decisions", *scoring, "overwrite", *training)
     if options.probabilities:
         refuse("with --probabilities", *training, "embeddings")
     if options.observed:
