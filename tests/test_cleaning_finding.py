@@ -521,3 +521,15 @@ def test_many_wrong_labels_alone_are_not_warned_about(classes, rate):
     find._warn_if_unlearned(p)
     with pytest.warns(UserWarning, match="learned enough"):
         find._warn_if_unlearned(np.full((50, classes), 1 / classes))
+
+
+def test_arguments_in_the_wrong_order_are_explained():
+    x, y, _ = blobs()
+    p = np.full((300, 3), 1 / 3)
+    with pytest.raises(ValueError, match=r"one pair: find_label_issues\(model, \(inputs, labels"):
+        find_label_issues(network(), x, y)
+    with pytest.raises(ValueError, match="an instance, got the class Linear"):
+        find_label_issues(nn.Linear, (x, y))
+    for labels in (y, y.tolist(), torch.from_numpy(y)):
+        with pytest.raises(ValueError, match="probabilities must be the first argument"):
+            find_label_issues(labels, p)

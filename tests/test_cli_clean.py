@@ -503,13 +503,16 @@ def test_an_earlier_result(capsys, digits, finder):
     assert json.loads(Path("out/clean/summary.json").read_text())["seed"] == 9
 
 
-def test_interrupted_while_training(capsys, digits, finder):
+def test_interrupted_while_training(capsys, digits, finder, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
     finder.during = interrupt
     code, _, err = neuvar(capsys, "clean", "digits.npz")
     assert (code, err) == (130, "neuvar: interrupted\n")
+    monkeypatch.setattr(label_issues, "LONG_TRAINING", 0)
+    _, out, _ = neuvar(capsys, "clean", "digits.npz")
+    assert "nothing is saved; --checkpoint FILE would save it every minute" in out
     _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
     assert "c.pt is written every minute: nothing saved yet" in out
     Path("c.pt").touch()
@@ -746,3 +749,12 @@ def test_a_linear_model_sees_text_at_its_own_scale(capsys, monkeypatch):
     spread = seen[0].inputs.std(0, correction=0)
     torch.testing.assert_close(spread[0], torch.tensor(1.0))  # points
     assert (spread[1:] < 0.9).all()  # the text; standardized, it would be 1
+
+
+def test_a_row_with_too_few_fields_is_named(capsys):
+    Path("t.csv").write_text("a,b,label\n1,2,x\n3,y\n4,5,x\n")
+    code, _, err = neuvar(capsys, "clean", "t.csv")
+    assert (code, err) == (2, "neuvar: t.csv: line 3 has 2 of 3 fields\n")
+    Path("t.csv").write_text("a,b,label\n1,2,x\n3,4,\n4,5,x\n")
+    code, _, err = neuvar(capsys, "clean", "t.csv")
+    assert (code, err) == (2, "neuvar: t.csv: line 3, column 'label' is empty\n")

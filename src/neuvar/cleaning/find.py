@@ -35,7 +35,7 @@ LEARNED = 0.09
 def find_label_issues(
     model: nn.Module | Any,
     data: Any,
-    *,
+    *more: Any,
     trained: bool = False,
     rho: float = RHO,
     b: float | str | None = None,
@@ -71,6 +71,7 @@ def find_label_issues(
             subfolder of images per class. With probabilities, labels alone are enough. Integers
             are tokens if the model has an embedding layer, otherwise features. uint8 images are
             normalized; other inputs are not, so bring features to a similar scale.
+        more: nothing; inputs and labels are one pair, ``data``.
         trained: use the model without training it. A model that has memorized the labels finds
             few wrong ones. Pass its inputs as floats, preprocessed as in its training.
         rho: radius of SAM.
@@ -103,10 +104,9 @@ def find_label_issues(
     True
     """
     training = dict(locals())
-    for name in ("model", "data", "trained", "names"):
+    for name in ("model", "data", "more", "trained", "names"):
         del training[name]
-    if isinstance(data, nn.Module):
-        raise ValueError("data must be the second argument: find_label_issues(model, data)")
+    _check_arguments(model, data, more)
     if is_estimator(model):
         _refuse_unused(training | {"trained": trained, "seed": 0}, "an estimator")
         parts = split_data(data, names=names)
@@ -162,6 +162,20 @@ def _warn_if_unlearned(p: Array) -> None:
             f"{chance:.2f} by chance, so many flags may be mistakes; try more epochs",
             UserWarning,
             stacklevel=3,
+        )
+
+
+def _check_arguments(model: Any, data: Any, more: tuple[Any, ...]) -> None:
+    """Say which order is right."""
+    if more:
+        raise ValueError("data must be one pair: find_label_issues(model, (inputs, labels))")
+    if isinstance(model, type):
+        raise ValueError(f"model must be an instance, got the class {model.__name__}")
+    if isinstance(data, nn.Module):
+        raise ValueError("data must be the second argument: find_label_issues(model, data)")
+    if getattr(data, "ndim", 0) == 2 and _is_labels(model):
+        raise ValueError(
+            "probabilities must be the first argument: find_label_issues(probabilities, labels)"
         )
 
 

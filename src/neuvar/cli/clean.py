@@ -155,7 +155,7 @@ examples:
     add("--precision", choices=PRECISIONS, help=f"mixed precision {default['precision']}")
     add("--checkpoint", type=Path, metavar="FILE",
         help="save the training to FILE every minute; after Ctrl-C the same command resumes from "
-        "it, and removes it at the end")  # fmt: skip
+        "the last save, and removes FILE at the end")  # fmt: skip
     parser.set_defaults(run=_clean)
 
 

@@ -45,6 +45,8 @@ from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 
+LONG_TRAINING = 60.0
+"""Seconds after which an interrupted training without --checkpoint mentions it."""
 STANDARDIZED_AT_ONCE = 1_000_000
 """Numbers converted to float64 at once."""
 
@@ -220,6 +222,7 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
     settings = _embeddings_setting(examples, options)
     network = network_for(examples, seed=training["seed"])
     weights = sum(p.numel() for p in network.parameters())
+    began = time.perf_counter()
     try:
         with training_progress() as progress:
             issues = find_label_issues(
@@ -229,6 +232,8 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
         if (file := options.checkpoint) is not None:
             saved = "the same command resumes from it" if file.exists() else "nothing saved yet"
             print(f"{file} is written every minute: {saved}", flush=True)
+        elif time.perf_counter() - began >= LONG_TRAINING:
+            print("nothing is saved; --checkpoint FILE would save it every minute", flush=True)
         raise
     shown = {name: value for name, value in training.items() if name != unused}
     settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **shown}
