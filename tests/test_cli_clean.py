@@ -754,7 +754,8 @@ def test_a_linear_model_sees_text_at_its_own_scale(capsys, monkeypatch):
 def test_a_row_with_too_few_fields_is_named(capsys):
     Path("t.csv").write_text("a,b,label\n1,2,x\n3,y\n4,5,x\n")
     code, _, err = neuvar(capsys, "clean", "t.csv")
-    assert (code, err) == (2, "neuvar: t.csv: line 3 has 2 of 3 fields\n")
+    sentence = "line 3, column 'label' is empty: the line has 2 of 3 fields"
+    assert (code, err) == (2, f"neuvar: t.csv: {sentence}\n")
     Path("t.csv").write_text("a,b,label\n1,2,x\n3,4,\n4,5,x\n")
     code, _, err = neuvar(capsys, "clean", "t.csv")
     assert (code, err) == (2, "neuvar: t.csv: line 3, column 'label' is empty\n")
