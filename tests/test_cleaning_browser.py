@@ -190,6 +190,59 @@ class TestSeen:
         assert page.locator("#accept-all").is_disabled()
 
 
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    one = cleaning(n=40)
+    suggested = one.issues.suggested
+    assert (suggested == one.issues.labels)[~one.issues.flagged].any()
+    out = tmp_path_factory.mktemp("some") / "out"
+    write_cleaning(one, out, top=30)
+    return one, out
+
+
+class TestUnflagged:
+    def test_one_click_shows_the_others(self, visit, some):
+        one, out = some
+        page = visit(out / "index.html").page
+        worst, others = one.issues.worst.tolist(), one.issues.ranked.tolist()
+        others = [i for i in others if not one.issues.flagged[i]][: 30 - len(worst)]
+        assert shown(page) == worst
+        assert page.locator("#shown").inner_text() == (
+            f"All {len(worst)} flagged examples on this page are shown."
+        )
+        page.locator('#scope [value="others"]').click()
+        assert shown(page) == others
+        assert page.locator(".boundary").count() == 0
+        assert said(page).startswith(f"0 of {len(others)} decided")
+        assert "not flagged" in card(page, others[0]).inner_text()
+        page.locator('#scope [value=""]').click()
+        assert shown(page) == worst + others
+        marks = page.locator(".portion > li").evaluate_all("all => all.map(e => e.className)")
+        assert marks.index("boundary") == len(worst)
+        assert marks.count("boundary") == 1
+        page.locator("#order").select_option("data")
+        assert page.locator(".boundary").count() == 0
+        page.locator(f'#map [data-row="{one.issues.labels[worst[0]]}"]').nth(1).click()
+        assert page.locator('#scope [value="flagged"]').get_attribute("aria-pressed") == "true"
+
+    def test_without_a_suggestion_the_label_can_only_be_kept_or_changed(self, visit, some):
+        one, out = some
+        page = visit(out / "index.html").page
+        page.locator('#scope [value="others"]').click()
+        index = next(i for i in shown(page) if one.issues.suggested[i] == one.issues.labels[i])
+        assert card(page, index).locator(".accept").count() == 0
+        page.locator("#accept-all").click()
+        assert card(page, index).get_attribute("data-decision") == ""
+        card(page, index).locator(".reject").click()
+        assert card(page, index).get_attribute("data-decision") == "reject"
+        assert said(page).split("·")[0].split()[0] != "0"
+        content = downloaded(page, "#save-decisions")[1].decode()
+        assert f"\n{index}," in content
+
+    def test_the_choice_is_not_offered_if_all_are_flagged(self, page):
+        assert not page.locator("#scope").is_visible()
+
+
 class TestFilters:
     def test_pair(self, page, one):
         page.locator("#given").select_option(label=NAMES[1])

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -600,17 +601,18 @@ class TestWriting:
         head, *rows = rows_of(out / "issues.csv")
         assert head == [
             *("index", "given", "suggested", "quality", "error_probability"),
-            *("flagged", "replaced"),
+            *("suggestion_probability", "flagged", "replaced"),
         ]
         issues, names = one.issues, one.issues.names
         assert [int(row[0]) for row in rows] == issues.ranked.tolist()
         replaced = issues.sure()
         assert 0 < replaced.sum() < issues.flagged.sum()
         for i, row in zip(issues.ranked, rows, strict=True):
-            _, given, suggested, quality, wrong, flagged, changed = row
+            _, given, suggested, quality, wrong, right, flagged, changed = row
             assert (given, suggested) == (names[issues.labels[i]], names[issues.suggested[i]])
             assert float(quality) == pytest.approx(issues.quality[i], rel=1e-5)
             assert float(wrong) == pytest.approx(issues.error_probability[i], rel=1e-5)
+            assert float(right) == pytest.approx(issues.suggestion_probability[i], rel=1e-5)
             assert flagged == ("true" if issues.flagged[i] else "false")
             assert changed == ("true" if replaced[i] else "false")
         assert rows_of(out / "labels.csv") == [
@@ -664,6 +666,8 @@ class TestWriting:
                 ValueError, match=r"has 'decisions\.csv', which neuvar clean did not"
             ):
                 write_cleaning(cleaning(), out, top=1, overwrite=overwrite)
+        with pytest.raises(ValueError, match=r"--overwrite would delete it: move it$"):
+            check_folder(out, overwrite=True)
         assert (out / "decisions.csv").read_text() == "mine"
         (out / "decisions.csv").unlink()
         (out / "summary.json").write_text("{}")
@@ -727,6 +731,41 @@ class TestWriting:
         assert [path.name for path in Path().rglob("*.part")] == []
         assert [path.name for path in Path().rglob("*.old")] == []
         assert Path("deep").exists() == earlier
+
+    @pytest.mark.parametrize("failing", range(13))
+    def test_an_existing_folder_is_kept_and_restored(self, monkeypatch, failing):
+        """Any of the twelve renames may fail, and then the folder has the old files again."""
+        out = Path("out")
+        out.mkdir()
+        out.chmod(0o2770)
+        same = out.stat().st_ino, out.stat().st_mode
+        write_cleaning(cleaning(seed=1), out, top=1)
+        old = {path.name: path.read_bytes() for path in out.iterdir()}
+        rename, renames = Path.rename, iter(range(100))
+
+        def renaming(self, target):
+            if next(renames) == failing:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", renaming)
+        with pytest.raises(KeyboardInterrupt) if failing < 12 else nullcontext():
+            write_cleaning(cleaning(), out, top=1, overwrite=True)
+        new = {path.name: path.read_bytes() for path in out.iterdir()}
+        assert (new == old) == (failing < 12)
+        assert new.keys() == old.keys()
+        assert (out.stat().st_ino, out.stat().st_mode) == same
+
+    def test_a_read_only_folder_is_refused(self):
+        Path("out").mkdir()
+        Path("out").chmod(0o555)
+        with pytest.raises(ValueError, match="--out cannot be written to out: "):
+            check_folder(Path("out"), overwrite=True)
+
+    def test_what_a_killed_process_left_is_ignored(self):
+        Path("out/.neuvar-1.part/new").mkdir(parents=True)
+        write_cleaning(cleaning(), Path("out"), top=1)
+        assert Path("out/index.html").exists()
 
     def test_a_full_disk(self):
         """A real one: files of this process may not grow beyond a few bytes."""

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 import neuvar
 from neuvar import NVRMSGD, find_label_issues
 from neuvar.baselines import SAM
-from neuvar.cleaning import read_examples, training
+from neuvar.cleaning import find, read_examples, training
 from neuvar.cleaning.training import History, make_batches, network_for, predict, train_once
 from neuvar.data import Split, mnist_excerpt
 from neuvar.labels import corrupt
@@ -503,3 +503,33 @@ def test_by_default_sam_takes_as_many_gradients_as_noise(monkeypatch):
         find_label_issues(nn.Linear(4, 3), data, rho=0.2, b=0.01)
     with pytest.raises(ValueError, match="rho must be"):
         find_label_issues(nn.Linear(4, 3), data, rho=-1)
+
+
+def test_a_training_that_is_too_short_is_warned_about():
+    train = mnist_excerpt().train
+    data, model = (train.images[:300], train.labels[:300]), mlp((784, 256, 256, 10), seed=0)
+    with pytest.warns(UserWarning, match=r"may not have learned enough: .* try more epochs"):
+        find_label_issues(model, data, epochs=4)
+    find_label_issues(model, data, epochs=30)  # warnings are errors
+
+
+@pytest.mark.parametrize(("classes", "rate"), [(2, 0.4), (10, 0.6), (100, 0.6)])
+def test_many_wrong_labels_alone_are_not_warned_about(classes, rate):
+    """A network that has learned everything, and is as unsure as the labels are wrong."""
+    p = np.full((50, classes), rate / (classes - 1))
+    p[:, 0] = 1 - rate
+    find._warn_if_unlearned(p)
+    with pytest.warns(UserWarning, match="learned enough"):
+        find._warn_if_unlearned(np.full((50, classes), 1 / classes))
+
+
+def test_arguments_in_the_wrong_order_are_explained():
+    x, y, _ = blobs()
+    p = np.full((300, 3), 1 / 3)
+    with pytest.raises(ValueError, match=r"one pair: find_label_issues\(model, \(inputs, labels"):
+        find_label_issues(network(), x, y)
+    with pytest.raises(ValueError, match="an instance, got the class Linear"):
+        find_label_issues(nn.Linear, (x, y))
+    for labels in (y, y.tolist(), torch.from_numpy(y)):
+        with pytest.raises(ValueError, match="probabilities must be the first argument"):
+            find_label_issues(labels, p)

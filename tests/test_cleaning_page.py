@@ -381,9 +381,34 @@ class TestPage:
 
     @pytest.mark.parametrize("shape", [(8, 8), (4,), (20,)])
     def test_nothing_flagged(self, shape):
-        data = data_of(render_page(cleaning(wrong=0.0, shape=shape), top=5, folder="out"))
-        assert data["cards"]["index"] == []
+        one = cleaning(wrong=0.0, shape=shape)
+        data = data_of(render_page(one, top=5, folder="out"))
+        assert data["cards"]["index"] == one.issues.ranked[:5].tolist()
+        assert data["cards"]["flagged"] == 0
         assert data["pairs"] == []
+
+    def test_flagged_examples_come_first_then_others(self):
+        one = cleaning()
+        issues = one.issues
+        data = data_of(render_page(one, top=len(issues) - 1, folder="out"))
+        index, flagged = np.array(data["cards"]["index"]), one.flagged
+        assert 0 < flagged < 30
+        assert data["cards"]["flagged"] == flagged
+        assert index[:flagged].tolist() == issues.worst.tolist()
+        others = index[flagged:]
+        assert len(others) == len(issues) - 1 - flagged
+        assert not issues.flagged[others].any()
+        assert (np.diff(issues.quality[others]) >= 0).all()
+        unseen = np.flatnonzero(~issues.flagged)[:3]
+        one = replace(one, issues=replace(issues, unseen=unseen))
+        data = data_of(render_page(one, top=len(issues), folder="out"))
+        assert len(data["cards"]["index"]) == len(issues) - 3
+        assert not set(data["cards"]["index"]) & set(unseen.tolist())
+
+    @pytest.mark.parametrize(("setting", "name"), [("rho", "SAM"), ("b", "weight noise")])
+    def test_the_training_is_named(self, setting, name):
+        text = render_page(cleaning(settings={setting: 0.1}), top=1, folder="out")
+        assert f"A network trained with {name} memorizes" in text
 
     def test_fifty_thousand_examples_stay_small(self):
         """Pictures of noise, which pack worst, and long names."""

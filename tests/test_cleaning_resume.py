@@ -162,3 +162,22 @@ def test_the_time_left_counts_from_where_the_training_resumes(monkeypatch, capsy
             show(fraction)
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["trained to 60%, about 7 min left", "trained to 70%, about 5 min left"]
+
+
+def test_the_time_left_is_said_after_seconds(monkeypatch, capsys):
+    clock = iter([0.0, 3.0, 6.0, 9.0, 100.0])
+    monkeypatch.setattr(cli_progress.time, "monotonic", lambda: next(clock))
+    with cli_progress.training_progress() as show:
+        for fraction in (0.0, 0.03, 0.06, 0.09, 1.0):
+            show(fraction)
+    assert capsys.readouterr().out.splitlines() == ["training, about 94 s left"]
+
+
+def test_the_settings_of_another_search_are_named(tmp_path):
+    x, y, _ = blobs()
+    path = tmp_path / "c.pt"
+    find_label_issues(network(), (x, y), checkpoint=path, **SETTINGS)
+    other = SETTINGS | {"epochs": SETTINGS["epochs"] + 2, "lr": 2 * SETTINGS["lr"]}
+    known = f"epochs={SETTINGS['epochs']}, lr={SETTINGS['lr']}; use these settings, or remove it"
+    with pytest.raises(ValueError, match=f"c.pt is the checkpoint of another .*, with {known}"):
+        find_label_issues(network(), (x, y), checkpoint=path, **other)

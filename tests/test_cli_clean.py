@@ -250,7 +250,7 @@ def test_a_bar_for_a_person(capsys, digits, finder, monkeypatch):
 def test_features_are_standardised_for_the_training_only(capsys, finder):
     rows = "1,50000,x\n3,70000,y\n2,60000,x\n2,60000,y\n" * 5 + "1,50000,y\n3,70000,y\n"
     Path("t.csv").write_text(f"a,b,label\n{rows}")
-    assert neuvar(capsys, "clean", "t.csv")[0] == 0
+    assert neuvar(capsys, "clean", "t.csv", "--top", "1")[0] == 0
     inputs = finder.calls[0][1].inputs
     assert inputs.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert inputs.std(0, correction=0).tolist() == pytest.approx([1, 1])
@@ -503,13 +503,16 @@ def test_an_earlier_result(capsys, digits, finder):
     assert json.loads(Path("out/clean/summary.json").read_text())["seed"] == 9
 
 
-def test_interrupted_while_training(capsys, digits, finder):
+def test_interrupted_while_training(capsys, digits, finder, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
     finder.during = interrupt
     code, _, err = neuvar(capsys, "clean", "digits.npz")
     assert (code, err) == (130, "neuvar: interrupted\n")
+    monkeypatch.setattr(label_issues, "LONG_TRAINING", 0)
+    _, out, _ = neuvar(capsys, "clean", "digits.npz")
+    assert "nothing is saved; --checkpoint FILE would save it every minute" in out
     _, out, _ = neuvar(capsys, "clean", "digits.npz", "--checkpoint", "c.pt")
     assert "c.pt is written every minute: nothing saved yet" in out
     Path("c.pt").touch()
@@ -540,6 +543,47 @@ def test_no_escape_reaches_the_screen(capsys):
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert "�[31mred" in out
+
+
+def test_a_result_is_used_again_without_training(capsys, digits, monkeypatch):
+    """The probabilities of a training are judged as a mean over the training."""
+    p = np.load("p.npy")
+
+    def train(model, data, *, progress, **options):
+        return judge_labels(p, data.labels, names=data.names, history=True)
+
+    monkeypatch.setattr(label_issues, "find_label_issues", train)
+    assert neuvar(capsys, "clean", "digits.npz")[0] == 0
+    before = Path("out/clean/issues.csv").read_bytes()
+    assert b",error_probability,suggestion_probability,flagged,replaced" in before
+    kept = Path("out/clean/probabilities.npz").read_bytes()
+    monkeypatch.setattr(label_issues, "find_label_issues", None)
+    words = "--probabilities out/clean/probabilities.npz --top 7 --export cleanlab --overwrite"
+    assert neuvar(capsys, "clean", "digits.npz", *words.split())[0] == 0
+    assert Path("out/clean/issues.csv").read_bytes() == before
+    assert np.load("out/clean/probabilities.npz")["history"]
+    assert Path("out/clean/probabilities.npz").stat().st_size == len(kept)
+    assert Path("out/clean/cleanlab.csv").exists()
+    assert json.loads(Path("out/clean/summary.json").read_text())["settings"] == {
+        "probabilities": "out/clean/probabilities.npz"
+    }
+    Path("d.csv").write_text("index,given,label\n4,0,1\n")
+    code, _, err = neuvar(capsys, "clean", "digits.npz", "--decisions", "d.csv", "--top", "3")
+    assert code == 2
+    assert err.endswith("use --probabilities out/clean/probabilities.npz --overwrite --top\n")
+    for count in (1, 2):
+        assert neuvar(capsys, "clean", "digits.npz", "--decisions", "d.csv")[0] == 0
+        text = Path("out/clean/summary.md").read_text()
+        assert text.count("decisions are applied") == 1
+        assert f"\n\nYour decisions are applied to {count} of 30 labels.\n\n" in text
+        Path("d.csv").write_text("index,given,label\n4,0,1\n5,2,1\n")
+
+
+def test_why_nothing_is_replaced(capsys, digits):
+    words = "--probabilities p.npy --replace-at 1"
+    _, out, _ = neuvar(capsys, "clean", "digits.npz", *words.split())
+    assert "No label is replaced: a label may be wrong, but no suggestion is right with" in out
+    assert "apply your decisions with --decisions" in out
 
 
 def test_decisions_are_applied_without_training(capsys, digits, monkeypatch):
@@ -705,3 +749,13 @@ def test_a_linear_model_sees_text_at_its_own_scale(capsys, monkeypatch):
     spread = seen[0].inputs.std(0, correction=0)
     torch.testing.assert_close(spread[0], torch.tensor(1.0))  # points
     assert (spread[1:] < 0.9).all()  # the text; standardized, it would be 1
+
+
+def test_a_row_with_too_few_fields_is_named(capsys):
+    Path("t.csv").write_text("a,b,label\n1,2,x\n3,y\n4,5,x\n")
+    code, _, err = neuvar(capsys, "clean", "t.csv")
+    sentence = "line 3, column 'label' is empty: the line has 2 of 3 fields"
+    assert (code, err) == (2, f"neuvar: t.csv: {sentence}\n")
+    Path("t.csv").write_text("a,b,label\n1,2,x\n3,4,\n4,5,x\n")
+    code, _, err = neuvar(capsys, "clean", "t.csv")
+    assert (code, err) == (2, "neuvar: t.csv: line 3, column 'label' is empty\n")

@@ -12,6 +12,8 @@ from typing import IO
 
 UNFINISHED = ".part"
 """Suffix of files that are being written."""
+HIDDEN = ".neuvar-"
+"""Prefix of temporary folders; a killed process may leave one."""
 
 
 @contextmanager
@@ -61,23 +63,53 @@ def _unfinished_folder(path: Path) -> Iterator[Path]:
 
 
 def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Replace a folder by a new one with these files. After any failure, the old one remains."""
+    """Write a folder with these files only. After any failure, it is as it was before.
+
+    An existing folder stays the same, with its owner and mode; its files are replaced.
+    """
     path = path.resolve()
+    if path.is_dir():
+        _replace_files(path, contents)
+        return
     with _unfinished_folder(path) as unfinished:
-        for name, content in contents.items():
-            with (unfinished / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        old = unfinished.with_suffix(".old")
+        _write_new(unfinished, contents)
+        unfinished.rename(path)
+
+
+def _write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        with (folder / name).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _replace_files(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace all files of a folder once the new ones are on disk."""
+    before = [file for file in path.iterdir() if file.is_file()]
+    unfinished = path / f"{HIDDEN}{secrets.token_hex(8)}{UNFINISHED}"
+    new, old = unfinished / "new", unfinished / "old"
+    try:
+        for folder in (unfinished, new, old):
+            folder.mkdir()
+        _write_new(new, contents)
         try:
-            if path.exists():
-                path.rename(old)
-            unfinished.rename(path)
-        finally:
-            if old.exists() and not path.exists():
-                old.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
+            for file in before:
+                if file.name not in contents:
+                    file.rename(old / file.name)
+            for name in contents:
+                if (path / name).exists():
+                    (path / name).rename(old / name)
+                (new / name).rename(path / name)
+        except BaseException:
+            for name in contents:
+                if not (new / name).exists():
+                    (path / name).unlink(missing_ok=True)
+            for file in old.iterdir():
+                file.rename(path / file.name)
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager

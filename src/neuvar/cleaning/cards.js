@@ -2,7 +2,10 @@
 const PORTION = 60; // cards per list; fills all rows for 2 to 6 cards per row
 const AHEAD = 30; // draws the next portion this many cards before it is needed
 const SLICE = 5; // cards drawn at once in the background
+let scope = "flagged"; // or "others", or "" for both
 let matching = [], drawn = 0, current = null, drawingAhead = null;
+
+const inScope = (card) => scope === "" || card.flagged === (scope === "flagged");
 
 function preview(card) {
   const about = `Example ${card.id}`;
@@ -26,7 +29,7 @@ function values(card, about) {
     rows.push(make("tr", {}, make("th", { scope: "row" }, isolated(name)), make("td", attributes, String(value), ...mark)));
   });
   const hidden = data.columns.length - data.numbers[card.i].length;
-  const rest = hidden ? [make("p", { class: "rest" }, `and ${count(hidden)} more columns`)] : [];
+  const rest = hidden ? [make("p", { class: "rest" }, `and ${count(hidden)} more column${hidden === 1 ? "" : "s"}`)] : [];
   const table = rows.length ? [make("table", { "aria-label": about }, make("tbody", {}, ...rows))] : [];
   return make("div", { class: "values" }, ...texts, ...table, ...rest);
 }
@@ -51,15 +54,17 @@ function draw(card) {
   const quality = card.quality < 0.001 ? "< 0.001" : card.quality.toFixed(3);
   const others = make("select", { "aria-label": "Another class", title: "Another class" }, make("option", { value: "" }, "Other…"));
   others.hidden = names.length < 3;
-  card.element = make("li", { class: "card", tabindex: "-1", "data-index": card.index },
+  const same = card.given === card.suggested;
+  const wrong = `wrong: ${Math.floor(100 * card.wrong)} %${card.flagged ? "" : ", not flagged"}`;
+  card.element = make("li", { class: "card", tabindex: "-1", "data-index": card.index, "data-flagged": card.flagged },
     make("div", { class: "preview" }, preview(card)),
     make("p", { class: "turn" }, isolated(names[card.given], { class: "from" }),
-      arrow(), isolated(names[card.suggested], { class: "to" })),
-    make("p", { class: "about" }, make("span", { title: `Probability that the label is wrong; label quality ${quality}` }, `wrong: ${Math.floor(100 * card.wrong)} %`),
+      ...(same ? [] : [arrow(), isolated(names[card.suggested], { class: "to" })])),
+    make("p", { class: "about" }, make("span", { title: `Probability that the label is wrong; label quality ${quality}` }, wrong),
       isolated(data.id_column === "file" ? card.id : `#${card.id}`, { class: "id" })),
     make("div", { class: "choices" },
-      make("button", { type: "button", class: "accept", value: "accept", title: "Use the suggestion (a)" }, "Accept"),
-      make("button", { type: "button", class: "reject", value: "reject", title: "Keep the given label (r)" }, "Reject"), others));
+      ...(same ? [] : [make("button", { type: "button", class: "accept", value: "accept", title: "Use the suggestion (a)" }, "Accept")]),
+      make("button", { type: "button", class: "reject", value: "reject", title: "Keep the given label (r)" }, same ? "Keep" : "Reject"), others));
   refresh(card);
   return card.element;
 }
@@ -75,7 +80,7 @@ function refresh(card) {
   const now = decisionOf(card), label = decisions.get(card.index);
   card.element.dataset.decision = now;
   for (const button of all("button", card.element)) button.setAttribute("aria-pressed", String(button.value === now));
-  card.element.setAttribute("aria-label", `${card.id}: given ${names[card.given]}, suggested ${names[card.suggested]}, ${now ? `decided: ${names[label]}` : "open"}`);
+  card.element.setAttribute("aria-label", `${card.id}: given ${names[card.given]}, ${card.given === card.suggested ? "no suggestion" : `suggested ${names[card.suggested]}`}, ${now ? `decided: ${names[label]}` : "open"}`);
   const select = card.element.querySelector("select");
   if (now === "other") fillClasses(select);
   select.value = now === "other" ? String(label) : "";
@@ -85,26 +90,38 @@ function choose(card, what) {
   decide([[card, what === "accept" ? card.suggested : card.given]]);
 }
 
+/** A line between flagged examples and others, if the order separates them. */
+function boundary(card, before) {
+  const separated = ["worst", "best"].includes(get("order").value);
+  if (!separated || !before || before.flagged === card.flagged) return [];
+  return [make("li", { class: "boundary" }, card.flagged ? "Flagged" : "Not flagged: these labels are probably right")];
+}
+
 function showMore(least = drawn + PORTION) {
   const end = Math.min(matching.length, Math.max(least, drawn));
   while (drawn < end) {
     // The browser lays out only the lists on the screen.
     const portion = matching.slice(drawn, drawn + PORTION);
-    get("grid").append(make("ul", { class: "portion" }, ...portion.map((card) => card.element ?? draw(card))));
+    const elements = portion.flatMap((card, i) => [...boundary(card, matching[drawn + i - 1]), card.element ?? draw(card)]);
+    get("grid").append(make("ul", { class: "portion" }, ...elements));
     drawn += portion.length;
   }
   get("more").hidden = drawn >= matching.length;
   get("more").textContent = `Show more (${count(matching.length - drawn)} left)`;
   const rest = data.flagged > cards.length ? `; issues.csv has all ${count(data.flagged)} flagged labels` : "";
-  const shown = drawn === cards.length ? `All ${count(drawn)}` : `${count(drawn)} of ${count(cards.length)}`;
-  const text = cards.length ? `${shown} examples on this page are shown` : data.flagged ? "This page has no examples" : "No label is flagged";
+  const total = cards.filter(inScope).length;
+  const shown = drawn === total ? `All ${count(drawn)}` : `${count(drawn)} of ${count(total)}`;
+  const flagged = data.cards.flagged < cards.length; // the page has others as well
+  const kind = !flagged || scope === "" ? "examples" : scope === "flagged" ? "flagged examples" : "examples that are not flagged";
+  const none = data.flagged ? "This page has no examples" : "No label is flagged";
+  const text = total ? `${shown} ${kind} on this page are shown` : none;
   get("shown").textContent = `${text}${rest}.`;
 }
 
 function matches(card, words) {
   const given = get("given").value, suggested = get("suggested").value, decided = get("decided").value;
   const id = card.id.toLowerCase();
-  return (given === "" || card.given === Number(given)) && (suggested === "" || card.suggested === Number(suggested)) &&
+  return inScope(card) && (given === "" || card.given === Number(given)) && (suggested === "" || card.suggested === Number(suggested)) &&
     (decided === "" || decisions.has(card.index) === (decided === "made")) &&
     (!words.length || (data.id_column === "file" ? words.every((word) => id.includes(word)) : words.includes(id)));
 }
@@ -121,15 +138,18 @@ function applyFilters() {
   setCurrent(matching[0] ?? null);
   const filtered = ["given", "suggested", "decided", "search"].some((id) => get(id).value !== "");
   get("clear").hidden = !filtered;
-  get("nothing").hidden = matching.length > 0 || !cards.length;
+  get("nothing").hidden = matching.length > 0 || !cards.some(inScope);
   for (const id of ["accept-all", "reject-all"]) get(id).disabled = !matching.length;
+  for (const button of all("#scope button")) button.setAttribute("aria-pressed", String(button.value === scope));
   markPair();
+  showCounts();
 }
 
 function toggleFilter(given, suggested) {
   const same = get("given").value === String(given) && get("suggested").value === String(suggested);
   get("given").value = same ? "" : given;
   get("suggested").value = same ? "" : suggested;
+  if (!same) scope = "flagged"; // as the numbers of the map
   applyFilters();
 }
 
@@ -205,13 +225,19 @@ function startGrid() {
   get("search-name").textContent = data.id_column === "file" ? "File" : "Index";
   for (const id of ["given", "suggested", "decided", "order"]) get(id).addEventListener("change", applyFilters);
   get("search").addEventListener("input", applyFilters);
+  const flagged = data.cards.flagged, numbers = { flagged, others: cards.length - flagged, "": cards.length };
+  for (const button of all("#scope button")) {
+    button.append(` (${count(numbers[button.value])})`);
+    button.addEventListener("click", () => { scope = button.value; applyFilters(); });
+  }
+  get("scope").hidden = flagged === cards.length;
   get("clear").addEventListener("click", () => {
     for (const id of ["given", "suggested", "decided", "search"]) get(id).value = "";
     applyFilters();
   });
   get("more").addEventListener("click", () => { const next = drawn; showMore(); setCurrent(matching[next], true); });
   const open = () => matching.slice(0, drawn).filter((card) => !decisions.has(card.index));
-  get("accept-all").addEventListener("click", () => decide(open().map((card) => [card, card.suggested])));
+  get("accept-all").addEventListener("click", () => decide(open().filter((card) => card.suggested !== card.given).map((card) => [card, card.suggested])));
   get("reject-all").addEventListener("click", () => decide(open().map((card) => [card, card.given])));
   const list = get("grid"), of = (event) => byIndex.get(Number(event.target.closest(".card")?.dataset.index));
   list.addEventListener("click", (event) => {

@@ -14,7 +14,7 @@ function loadDecisions() {
 function decisionOf(card) {
   const label = decisions.get(card.index);
   if (label === undefined) return "";
-  return label === card.suggested ? "accept" : label === card.given ? "reject" : "other";
+  return label === card.given ? "reject" : label === card.suggested ? "accept" : "other";
 }
 
 /** Sets the labels of examples; undefined clears a decision. One call is one undo step. */
@@ -36,12 +36,13 @@ function undo() {
 
 function showCounts() {
   const kinds = { accept: 0, reject: 0, other: 0 };
-  for (const index of decisions.keys()) kinds[decisionOf(byIndex.get(index))] += 1;
+  const some = cards.filter(inScope), decided = some.filter((card) => decisions.has(card.index));
+  for (const card of decided) kinds[decisionOf(card)] += 1;
   const words = { accept: "accepted", reject: "rejected", other: "other" };
   const parts = Object.entries(words).filter(([name]) => kinds[name]).map(([name, word]) => ` · ${count(kinds[name])} ${word}`);
-  get("count").replaceChildren(`${count(decisions.size)} of ${count(cards.length)} decided`, make("span", { class: "kinds" }, ...parts));
-  get("progress").max = Math.max(cards.length, 1);
-  get("progress").value = decisions.size;
+  get("count").replaceChildren(`${count(decided.length)} of ${count(some.length)} decided`, make("span", { class: "kinds" }, ...parts));
+  get("progress").max = Math.max(some.length, 1);
+  get("progress").value = decided.length;
   get("undo").disabled = !undoStack.length;
   for (const id of ["save-decisions", "dock-save", "forget"]) get(id).disabled = !decisions.size;
 }

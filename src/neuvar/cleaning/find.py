@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -27,11 +28,14 @@ from neuvar.cleaning.training import RHO, Device, check_logits, predict, prepare
 from neuvar.train import Checkpoint
 from neuvar.train.evaluation import device_of
 
+LEARNED = 0.09
+"""Smallest mean confidence, from 0 at chance to 1, of a network that has learned enough."""
+
 
 def find_label_issues(
     model: nn.Module | Any,
     data: Any,
-    *,
+    *more: Any,
     trained: bool = False,
     rho: float = RHO,
     b: float | str | None = None,
@@ -67,6 +71,7 @@ def find_label_issues(
             subfolder of images per class. With probabilities, labels alone are enough. Integers
             are tokens if the model has an embedding layer, otherwise features. uint8 images are
             normalized; other inputs are not, so bring features to a similar scale.
+        more: nothing; inputs and labels are one pair, ``data``.
         trained: use the model without training it. A model that has memorized the labels finds
             few wrong ones. Pass its inputs as floats, preprocessed as in its training.
         rho: radius of SAM.
@@ -99,10 +104,9 @@ def find_label_issues(
     True
     """
     training = dict(locals())
-    for name in ("model", "data", "trained", "names"):
+    for name in ("model", "data", "more", "trained", "names"):
         del training[name]
-    if isinstance(data, nn.Module):
-        raise ValueError("data must be the second argument: find_label_issues(model, data)")
+    _check_arguments(model, data, more)
     if is_estimator(model):
         _refuse_unused(training | {"trained": trained, "seed": 0}, "an estimator")
         parts = split_data(data, names=names)
@@ -141,7 +145,38 @@ def find_label_issues(
             f"{own:.3g}, and {by_chance:.3g} for labels in random order; "
             "bring inputs to a similar scale, or try another lr, more epochs or another network"
         )
+    if not trained:
+        _warn_if_unlearned(p)
     return _judge(p, examples.labels, examples.names, parts, last_b, history=not trained)
+
+
+def _warn_if_unlearned(p: Array) -> None:
+    """Warn if the mean probabilities are near those of a network that knows nothing.
+
+    Then most flags may be mistakes. docs/log.md has the measurements.
+    """
+    mean, chance = float(p.max(1).mean()), 1 / p.shape[1]
+    if mean - chance < LEARNED * (1 - chance):
+        warnings.warn(
+            f"the network may not have learned enough: its mean confidence is {mean:.2f}, near "
+            f"{chance:.2f} by chance, so many flags may be mistakes; try more epochs",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _check_arguments(model: Any, data: Any, more: tuple[Any, ...]) -> None:
+    """Say which order is right."""
+    if more:
+        raise ValueError("data must be one pair: find_label_issues(model, (inputs, labels))")
+    if isinstance(model, type):
+        raise ValueError(f"model must be an instance, got the class {model.__name__}")
+    if isinstance(data, nn.Module):
+        raise ValueError("data must be the second argument: find_label_issues(model, data)")
+    if getattr(data, "ndim", 0) == 2 and _is_labels(model):
+        raise ValueError(
+            "probabilities must be the first argument: find_label_issues(probabilities, labels)"
+        )
 
 
 def _refuse_unused(options: dict[str, Any], beside: str) -> None:

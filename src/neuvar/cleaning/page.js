@@ -24,6 +24,7 @@ function load() {
   cards = c.index.map((index, i) => ({
     i, index, id: c.id ? c.id[i] : String(index),
     given: c.given[i], suggested: c.suggested[i], quality: c.quality[i], wrong: c.wrong[i],
+    flagged: i < c.flagged,
   }));
   for (const card of cards) byIndex.set(card.index, card);
   loadDecisions();

@@ -25,8 +25,10 @@ from neuvar.pages import head, printable
 
 SCRIPTS = ("page.js", "decisions.js", "cards.js", "map.js")
 LEADS = {
-    "network": "A network trained with SAM or weight noise memorizes few wrong labels. These are "
-    "the labels it disagrees with. It can be wrong: review each label and decide.",
+    "rho": "A network trained with SAM memorizes few wrong labels. These are the labels it "
+    "disagrees with. It can be wrong: review each label and decide.",
+    "b": "A network trained with weight noise memorizes few wrong labels. These are the labels it "
+    "disagrees with. It can be wrong: review each label and decide.",
     "linear": "Each label was predicted by a linear model that had not seen it. These are the "
     "labels it disagrees with. It can be wrong: review each label and decide.",
     "observed": "These are the labels that your network disagreed with while it was trained. It "
@@ -34,7 +36,7 @@ LEADS = {
     "": "These are the labels that the given probabilities disagree with. They can be wrong: "
     "review each label and decide.",
 }
-"""First paragraph of the page, by the setting that names the source of the probabilities."""
+"""First paragraph of the page, by a setting that only this source of the probabilities has."""
 MAX_DATA = 4_500_000
 """Characters of data in a page."""
 MIN_PICTURES = 2_000_000
@@ -63,7 +65,7 @@ MAX_PICTURES = 16_000_000
 
 
 def render_page(cleaning: Cleaning, *, top: int, folder: str) -> str:
-    """The page with ``top`` flagged examples. It escapes all text of the data."""
+    """The page with ``top`` examples, flagged ones first. It escapes all text of the data."""
     details = cleaning.details.items()
     n, rate = len(cleaning.issues), cleaning.issues.noise_rate
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -100,7 +102,9 @@ def embed(data: Any) -> str:
 def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
     """The data that the page's script uses."""
     source, issues = cleaning.source, cleaning.issues
-    shown = issues.worst[:top]
+    others = issues.ranked[~issues.flagged[issues.ranked]]
+    others = others[~np.isin(others, issues.unseen)]
+    shown = np.concatenate([issues.worst, others])[:top]
     words = ["neuvar", "clean", *cleaning.data_arguments, "--decisions", "decisions.csv"]
     labels = {
         "given": issues.labels.tolist(),
@@ -118,6 +122,7 @@ def page_data(cleaning: Cleaning, *, top: int, folder: str) -> dict[str, Any]:
         "command": shlex.join([*words, "--out", folder]),
         "cards": {
             "index": shown.tolist(),
+            "flagged": min(top, cleaning.flagged),
             "id": [source.ids[i] for i in shown] if source.examples.files else None,
             "given": issues.labels[shown].tolist(),
             "suggested": issues.suggested[shown].tolist(),

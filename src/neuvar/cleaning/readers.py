@@ -184,6 +184,13 @@ def _first_known(known: Sequence[str], names: Sequence[str], problem: str, hint:
     )
 
 
+def history_of(path: Path) -> bool | None:
+    """Whether probabilities of ``neuvar clean`` are a mean over a training; None for others."""
+    if path.suffix.lower() != ".npz" or "history" not in _read_numpy(array_names, path):
+        return None
+    return bool(_read_numpy(read_array, path, "history"))
+
+
 def _read_one_array(path: Path, known: Sequence[str], what: str) -> Array:
     """The array of an .npy file; the only array of an .npz file, or the first with a known name."""
     name: list[str] = []

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from neuvar._atomic import write_files, write_folder
+from neuvar._atomic import HIDDEN, write_files, write_folder
 from neuvar.cleaning.duplicates import Duplicates
 from neuvar.cleaning.export import cleanlab_table, label_studio_files
 from neuvar.cleaning.page import is_images, render_page
@@ -32,13 +32,18 @@ from neuvar.pages import printable
 FILES = frozenset(
     (
         *("cleaned.csv", "duplicates.csv", "index.html", "issues.csv", "labels.csv"),
-        *("labels.npy", "summary.json", "summary.md"),
+        *("labels.npy", "probabilities.npz", "summary.json", "summary.md"),
         *("cleanlab.csv", "label_studio.json", "label_studio.xml"),
     )
 )
 """Files of a results folder. A folder with any other file is not overwritten."""
+MAX_PROBABILITIES = 1 << 28
+"""Larger probabilities, in bytes, are not written to the results folder."""
 LOCAL_FILES = "/data/local-files/?d="
 """URL prefix of local files in Label Studio, before their path below its document root."""
+
+DECISIONS = "Your decisions are applied to"
+"""Beginning of the line of summary.md about decisions."""
 
 _ROW_OF_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 
@@ -57,6 +62,12 @@ def write_cleaning(cleaning: Cleaning, out: Path, *, top: int, overwrite: bool =
         contents["duplicates.csv"] = csv_bytes(
             _duplicate_rows(cleaning.source, cleaning.duplicates)
         )
+    p = cleaning.issues.probabilities
+    if cleaning.history is not None and p.nbytes <= MAX_PROBABILITIES:
+        file = io.BytesIO()
+        np.savez(file, probabilities=p, history=cleaning.history)
+        contents["probabilities.npz"] = file.getvalue()
+    contents["summary.json"] = contents.pop("summary.json")  # last: it marks a complete result
     check_folder(out, overwrite=overwrite)
     write_folder(out, contents)
 
@@ -102,12 +113,13 @@ def _label_studio_data(source: Source) -> tuple[str, Callable[[int], str | dict[
 def _ranked_rows(cleaning: Cleaning) -> Iterable[Sequence[str]]:
     """Rows of issues.csv: all examples, lowest label quality first."""
     issues, replaced = cleaning.issues, cleaning.replaced
-    columns = ("given", "suggested", "quality", "error_probability", "flagged", "replaced")
-    yield cleaning.source.id_column, *columns
+    columns = ("given", "suggested", "quality", "error_probability", "suggestion_probability")
+    yield cleaning.source.id_column, *columns, "flagged", "replaced"
     rows = issue_rows(cleaning, issues.ranked, digits=6)
     for i, row in zip(issues.ranked, rows, strict=True):
         flags = ("true" if mask[i] else "false" for mask in (issues.flagged, replaced))
-        yield *row, f"{issues.error_probability[i]:.6g}", *flags
+        chances = issues.error_probability[i], issues.suggestion_probability[i]
+        yield *row, *(f"{chance:.6g}" for chance in chances), *flags
 
 
 def _duplicate_rows(source: Source, duplicates: Duplicates) -> Iterable[Sequence[str]]:
@@ -158,24 +170,27 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     target = out.resolve()
     if target.is_mount():
         raise ValueError(f"--out must not be a mount point, got {target}")
-    nearest = next(path for path in target.parents if path.exists())
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, {out} is a file")
+    nearest = next(path for path in (target, *target.parents) if path.exists())
     try:
-        with tempfile.TemporaryDirectory(prefix=".neuvar-", dir=nearest):
+        with tempfile.TemporaryDirectory(prefix=HIDDEN, dir=nearest):
             pass
     except OSError as error:
-        raise ValueError(f"--out cannot be created in {nearest}: {error.strerror}") from None
+        what = f"written to {out}" if out.exists() else f"created in {nearest}"
+        raise ValueError(f"--out cannot be {what}: {error.strerror}") from None
     if not out.exists():
         return
-    if not out.is_dir():
-        raise ValueError(f"--out must be a folder, {out} is a file")
+    if not target.stat().st_mode & 0o222:  # root could write to it nevertheless
+        raise ValueError(f"--out cannot be written to {out}: the folder is read-only")
     if target == Path.cwd():
         raise ValueError(f"--out must not be the current folder, got {out}")
-    files = sorted(path.name for path in out.iterdir())
+    files = sorted(p.name for p in out.iterdir() if not p.name.startswith(HIDDEN))
     foreign = [name for name in files if name not in FILES]
     if foreign:
         raise ValueError(
             f"--out must be a new folder, {out} has {foreign[0]!r}, which neuvar clean did not "
-            "write"
+            f"write{'; --overwrite would delete it: move it' if overwrite else ''}"
         )
     if files:
         _earlier_summary(out)
@@ -206,6 +221,12 @@ def write_decided(source: Source, out: Path, decisions: Path) -> dict[int, int]:
     decided = read_decisions(decisions, source)
     files = _label_files(source, decided_labels(source, decided))
     files["summary.json"] = _json(summary | {"decisions": len(decided)})
+    if (out / "summary.md").is_file():
+        text = (out / "summary.md").read_text(encoding="utf-8", errors="surrogateescape")
+        title, _, rest = text.partition("\n\n")
+        rest = rest.partition("\n\n")[2] if rest.startswith(DECISIONS) else rest
+        count = f"{DECISIONS} {len(decided):,} of {len(source.examples):,} labels."
+        files["summary.md"] = _encode(f"{title}\n\n{count}\n\n{rest}")
     write_files({out / name: content for name, content in files.items()})
     return decided
 

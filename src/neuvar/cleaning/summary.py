@@ -37,6 +37,7 @@ class Cleaning:
     replace_at: float = REPLACE_AT  # probability from which a suggestion replaces a label
     exports: tuple[str, ...] = ()  # "cleanlab", "labelstudio"
     duplicates: Duplicates | None = None
+    history: bool | None = None  # of judge_labels(); None if the user has the probabilities
 
     @property
     def labels(self) -> Array:
@@ -73,7 +74,10 @@ class Cleaning:
         count = int(self.replaced.sum())
         sure = f"with a probability of at least {self.replace_at:g}"
         if not count:
-            return f" No label is replaced: no suggestion is right {sure}."
+            return (
+                f" No label is replaced: a label may be wrong, but no suggestion is right {sure}. "
+                "Review the page, then apply your decisions with --decisions."
+            )
         labels = "1 label is" if count == 1 else f"{count:,} labels are"
         return f" {labels} replaced: the suggestion is right {sure}."
 

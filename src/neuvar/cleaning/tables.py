@@ -189,7 +189,21 @@ def _numbers(column: Any, path: Path) -> Array:
 def _refuse_empty(column: Any, path: Path) -> None:
     for row, cell in zip(column.index, column.tolist(), strict=True):
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):
-            raise ValueError(f"{path}: {row_location(path, row)}, column {column.name!r} is empty")
+            where = row_location(path, row)
+            why = _missing_fields(path, row)
+            raise ValueError(f"{path}: {where}, column {column.name!r} is empty{why}")
+
+
+def _missing_fields(path: Path, row: int) -> str:
+    """How many fields a row of a CSV file has, if it has too few."""
+    if _is_parquet(path):
+        return ""
+    with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace") as file:
+        rows = (cells for cells in csv.reader(file) if "".join(cells).strip() or cells[1:])
+        head, cells = next(rows), next(islice(rows, row, None), None)
+        if cells is not None and len(cells) < len(head):
+            return f": the line has {len(cells)} of {len(head)} fields"
+    return ""
 
 
 def row_location(path: Path, row: int) -> str:

@@ -112,6 +112,17 @@ def train_once(
     its weight, divided by the mean weight.
     """
     epochs = integer("epochs", epochs, low=1)
+    settings: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "seed": seed,
+        "precision": precision,
+        "rho": rho,
+        "b": b,
+    }
     if b is not None and rho != RHO:
         raise ValueError("rho has no effect with b, which replaces SAM by weight noise; give one")
     check_trainable(network)
@@ -132,6 +143,7 @@ def train_once(
             if not isinstance(checkpoint, Checkpoint):
                 checkpoint = Checkpoint(checkpoint)
             done = min(history.resume(checkpoint, examples, len(batches)) / epochs, 1.0)
+            _check_settings(checkpoint, settings)
         if progress is not None:
             progress(done)
         result = fit(
@@ -150,6 +162,18 @@ def train_once(
         raise ValueError(f"the training diverged: {result.reason}; try a smaller lr, rho or b")
     last_b = None if b is None else float(optimizer.param_groups[0]["b"])
     return Trained(network, history.mean(), last_b)
+
+
+def _check_settings(checkpoint: Checkpoint, settings: dict[str, Any]) -> None:
+    """Refuse a checkpoint of other settings by naming them, and save these with it from now on."""
+    saved = checkpoint.outer.get("settings", settings)
+    other = [f"{name}={value}" for name, value in saved.items() if value != settings[name]]
+    if other and checkpoint.strict:
+        raise ValueError(
+            f"{checkpoint.path} is the checkpoint of another training, with {', '.join(other)}; "
+            "use these settings, or remove it"
+        )
+    checkpoint.outer["settings"] = settings
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -183,7 +207,7 @@ class History:
                 )
             self._sums = sums.to(self._sums)
             done = saved.get("epoch", 0) + saved.get("batch", 0) / batches
-        checkpoint.outer = {"history": self._sums, "examples": own}
+        checkpoint.outer |= {"history": self._sums, "examples": own}
         return done
 
     def mean(self) -> Array:

@@ -53,6 +53,7 @@ Files in DIR:
   issues.csv    all examples, lowest label quality first
   labels.csv    the cleaned labels, in the order of the data; also labels.npy for a .npz file, and
                 cleaned.csv with all columns for a .csv file
+  probabilities.npz  the predicted probabilities of a training; --probabilities reads them
   summary.md    a summary; summary.json is the same for programs
 In CSV files other than cleaned.csv, text that starts with =, +, - or @ and is not a number gets an
 apostrophe in front, so that no spreadsheet runs it as a formula.
@@ -78,6 +79,8 @@ examples:
                                                    row per image, in the order of sorted files
   neuvar clean digits.npz --probabilities predicted.npy
                                                    use these probabilities, do not train
+  neuvar clean photos --probabilities out/clean/probabilities.npz --overwrite --top 2000
+                                                   show more of an earlier result
   neuvar clean digits.npz --observed observed.pt   use the probabilities of a LabelObserver in
                                                    your own training, do not train; without DATA,
                                                    the page shows indices and no pictures
@@ -115,7 +118,8 @@ examples:
     add("--link", action="store_true", help="with --cleaned-folder: hard links instead of copies")
     add("--export", nargs="+", action="extend", default=[], choices=EXPORTS, metavar="PROGRAM",
         help="also write files for cleanlab, labelstudio or both")  # fmt: skip
-    add("--top", type=non_negative, metavar="N", help=f"examples on the page (default: {TOP})")
+    add("--top", type=non_negative, metavar="N",
+        help=f"examples on the page, flagged ones first (default: {TOP})")  # fmt: skip
     add("--replace-at", type=_probability, metavar="P",
         help="replace a label if its suggestion is right with at least this probability; 1 "
         "replaces none (default: 0.9)")  # fmt: skip
@@ -151,7 +155,7 @@ examples:
     add("--precision", choices=PRECISIONS, help=f"mixed precision {default['precision']}")
     add("--checkpoint", type=Path, metavar="FILE",
         help="save the training to FILE every minute; after Ctrl-C the same command resumes from "
-        "it, and removes it at the end")  # fmt: skip
+        "the last save, and removes FILE at the end")  # fmt: skip
     parser.set_defaults(run=_clean)
 
 
@@ -186,8 +190,14 @@ def _refuse_unused(options: argparse.Namespace) -> None:
 
     training = ("model", *TRAINING, "checkpoint")
     if options.decisions:
-        scoring = ("top", "replace_at", "probabilities", "embeddings", "duplicates")
-        refuse("with --decisions", *scoring, "overwrite", "export", *training)
+        if options.export or options.top is not None:
+            name = "--export" if options.export else "--top"
+            raise ValueError(
+                f"{name} must not be given with --decisions; without training again, use "
+                f"--probabilities {options.out / 'probabilities.npz'} --overwrite {name}"
+            )
+        scoring = ("replace_at", "probabilities", "embeddings", "duplicates")
+        refuse("with --decisions", *scoring, "overwrite", *training)
     if options.probabilities:
         refuse("with --probabilities", *training, "embeddings")
     if options.observed:

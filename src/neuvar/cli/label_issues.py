@@ -23,6 +23,7 @@ from neuvar.cleaning.posterior import Array
 from neuvar.cleaning.readers import (
     OBSERVED,
     Source,
+    history_of,
     read_embeddings,
     read_observed,
     read_probabilities,
@@ -36,7 +37,7 @@ from neuvar.cleaning.results import (
     write_cleaning,
     write_decided,
 )
-from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance
+from neuvar.cleaning.score import REPLACE_AT, LabelIssues, compare_with_chance, judge_labels
 from neuvar.cleaning.summary import Cleaning, frequent_pairs
 from neuvar.cleaning.training import network_for
 from neuvar.cli.clean import DATA_OPTIONS, TOP, TRAINING
@@ -44,6 +45,8 @@ from neuvar.cli.command_line import aligned
 from neuvar.cli.progress import training_progress
 from neuvar.pages import printable
 
+LONG_TRAINING = 60.0
+"""Seconds after which an interrupted training without --checkpoint mentions it."""
 STANDARDIZED_AT_ONCE = 1_000_000
 """Numbers converted to float64 at once."""
 
@@ -69,6 +72,7 @@ def clean_labels(options: argparse.Namespace) -> int:
         text = any(source.from_text) and not options.embeddings
         model = options.model or ("linear" if text else "network")
         issues, settings = (_fit_linear if model == "linear" else _train)(source, options)
+    history = settings.pop("history", None)
     duplicates = None
     if options.duplicates:
         duplicates = find_duplicates(_model_inputs(source.examples, options))
@@ -86,6 +90,7 @@ def clean_labels(options: argparse.Namespace) -> int:
         replace_at=REPLACE_AT if options.replace_at is None else options.replace_at,
         exports=tuple(options.export),
         duplicates=duplicates,
+        history=history,
     )
     top = TOP if options.top is None else options.top
     write_cleaning(cleaning, options.out, top=top, overwrite=options.overwrite)
@@ -166,7 +171,11 @@ def _score_probabilities(source: Source, file: Path) -> tuple[Source, LabelIssue
     e = source.examples
     _print_size(e)
     print(f"order of classes: {_name_list(e.names)}", flush=True)
-    issues = find_label_issues(p, e.labels, names=e.names)
+    history = history_of(file)
+    if history:
+        issues = judge_labels(p, e.labels, names=e.names, history=True)
+    else:
+        issues = find_label_issues(p, e.labels, names=e.names)
     own, by_chance, errors = compare_with_chance(issues.probabilities, issues.labels)
     if errors < -2:
         raise ValueError(
@@ -174,7 +183,7 @@ def _score_probabilities(source: Source, file: Path) -> tuple[Source, LabelIssue
             f"random order ({by_chance:.3g}): its columns must be the classes in this "
             f"order: {_name_list(e.names)}"
         )
-    return source, issues, {"probabilities": str(file)}
+    return source, issues, {"probabilities": str(file), "history": history}
 
 
 def _score_observed(
@@ -213,6 +222,7 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
     settings = _embeddings_setting(examples, options)
     network = network_for(examples, seed=training["seed"])
     weights = sum(p.numel() for p in network.parameters())
+    began = time.perf_counter()
     try:
         with training_progress() as progress:
             issues = find_label_issues(
@@ -222,9 +232,12 @@ def _train(source: Source, options: argparse.Namespace) -> tuple[LabelIssues, di
         if (file := options.checkpoint) is not None:
             saved = "the same command resumes from it" if file.exists() else "nothing saved yet"
             print(f"{file} is written every minute: {saved}", flush=True)
+        elif time.perf_counter() - began >= LONG_TRAINING:
+            print("nothing is saved; --checkpoint FILE would save it every minute", flush=True)
         raise
     shown = {name: value for name, value in training.items() if name != unused}
     settings |= {"network": f"{type(network).__name__}, {weights:,} weights", **shown}
+    settings["history"] = True
     if issues.b is not None and issues.b != options.b:
         settings["b_at_the_end"] = float(f"{issues.b:.4g}")
     return issues, settings
@@ -252,7 +265,8 @@ def _fit_linear(source: Source, options: argparse.Namespace) -> tuple[LabelIssue
     model = LogisticRegression(max_iter=1000)
     seed = options.training["seed"]
     issues = find_label_issues(model, examples, seed=seed)
-    return issues, settings | {"linear": "logistic regression, five folds", "seed": seed}
+    settings |= {"linear": "logistic regression, five folds", "seed": seed, "history": False}
+    return issues, settings
 
 
 def _embeddings_setting(examples: Examples, options: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,8 @@ LITTLE_COST = {"optimizer", "penalty", "fisher", "fisher_images", "keep_optimize
 """Fields that this time depends on only a little."""
 TRAINING_LINES = 10
 """A training without bars prints a line after each tenth."""
+ESTIMATE_AFTER = 5.0
+"""Seconds after which it prints its first estimate."""
 
 
 def duration(seconds: float, *, about: bool = False) -> str:
@@ -251,12 +253,12 @@ class SweepProgress:
 def training_progress() -> Iterator[Callable[[float], None]]:
     """Yields a function that shows the fraction of a training that is done."""
     first: tuple[float, float] | None = None
-    printed = 0
+    printed, estimated = 0, False
     bars = rich_bars()
     task = None if bars is None else bars.add_task("training", total=1.0, left="")
 
     def show(fraction: float) -> None:
-        nonlocal first, printed
+        nonlocal first, printed, estimated
         now = time.monotonic()
         if first is None:  # above 0 if the training resumes
             first, printed = (now, fraction), int(TRAINING_LINES * fraction)
@@ -264,8 +266,11 @@ def training_progress() -> Iterator[Callable[[float], None]]:
         if bars is not None:
             bars.update(task, completed=fraction, left=_left(left) if now > first[0] else "")
         elif printed < int(TRAINING_LINES * fraction) < TRAINING_LINES:
-            printed = int(TRAINING_LINES * fraction)
+            printed, estimated = int(TRAINING_LINES * fraction), True
             print(f"trained to {fraction:.0%}, {duration(left, about=True)} left", flush=True)
+        elif not estimated and fraction < 1 and now - first[0] >= ESTIMATE_AFTER:
+            estimated = True
+            print(f"training, {duration(left, about=True)} left", flush=True)
 
     with bars or nullcontext():
         yield show
