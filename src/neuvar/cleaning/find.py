@@ -35,7 +35,7 @@ LEARNED = 0.09
 def find_label_issues(
     model: nn.Module | Any,
     data: Any,
-    *more: Any,
+    *,
     trained: bool = False,
     rho: float = RHO,
     b: float | str | None = None,
@@ -71,7 +71,6 @@ def find_label_issues(
             subfolder of images per class. With probabilities, labels alone are enough. Integers
             are tokens if the model has an embedding layer, otherwise features. uint8 images are
             normalized; other inputs are not, so bring features to a similar scale.
-        more: nothing; inputs and labels are one pair, ``data``.
         trained: use the model without training it. A model that has memorized the labels finds
             few wrong ones. Pass its inputs as floats, preprocessed as in its training.
         rho: radius of SAM.
@@ -104,9 +103,9 @@ def find_label_issues(
     True
     """
     training = dict(locals())
-    for name in ("model", "data", "more", "trained", "names"):
+    for name in ("model", "data", "trained", "names"):
         del training[name]
-    _check_arguments(model, data, more)
+    _check_arguments(model, data)
     if is_estimator(model):
         _refuse_unused(training | {"trained": trained, "seed": 0}, "an estimator")
         parts = split_data(data, names=names)
@@ -165,10 +164,8 @@ def _warn_if_unlearned(p: Array) -> None:
         )
 
 
-def _check_arguments(model: Any, data: Any, more: tuple[Any, ...]) -> None:
+def _check_arguments(model: Any, data: Any) -> None:
     """Say which order is right."""
-    if more:
-        raise ValueError("data must be one pair: find_label_issues(model, (inputs, labels))")
     if isinstance(model, type):
         raise ValueError(f"model must be an instance, got the class {model.__name__}")
     if isinstance(data, nn.Module):
