@@ -112,6 +112,13 @@ class Visit:
         self.address = path.resolve().as_uri()
         self.page.goto(self.address)
 
+    def reload(self, remembers):
+        """Reload the page until it remembers; a busy browser stores what it got a little later."""
+        for _ in range(20):
+            self.page.reload()
+            if remembers():
+                return
+
 
 @pytest.fixture(scope="module")
 def browser():

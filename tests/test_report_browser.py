@@ -202,14 +202,15 @@ class TestTheme:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_the_button_turns_it_and_it_is_remembered(self, visit, scheme):
-        page = visit(color_scheme=scheme).page
+        visited = visit(color_scheme=scheme)
+        page = visited.page
         button = page.locator("#theme")
         before, other = self.ground(page), {"light": "Dark", "dark": "Light"}[scheme]
         assert button.inner_text() == other
         button.click()
         after = self.ground(page)
         assert after != before
-        page.reload()
+        visited.reload(lambda: self.ground(page) == after)
         assert self.ground(page) == after
         button.click()
         assert self.ground(page) == before
