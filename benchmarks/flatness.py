@@ -91,12 +91,12 @@ def table(folder: Path) -> list[str]:
     rows = [f"| method | gradients | n | {' | '.join(MEASURES.values())} |"]
     rows.append("| --- | ---: |" + " ---: |" * (1 + len(MEASURES)))
     for name in COMPARED:
-        found = {m: list(values(lines, name, m).values()) for m in MEASURES}
-        if n := len(found["b"]):
+        numbers = {m: values(lines, name, m).values() for m in MEASURES}
+        if n := len(numbers["b"]):
             cells = (
-                spread(found["b"], 4),
-                spread(found["relative_b"], 3),
-                *(spread(found[m], 1, factor=100, unit=" %") for m in ("train", "test")),
+                spread(numbers["b"], 4),
+                spread(numbers["relative_b"], 3),
+                *(spread(numbers[m], 1, factor=100, unit=" %") for m in ("train", "test")),
             )
             cost = METHODS[name].cost
             rows.append(f"| {name} | {cost:g} × | {n} | {' | '.join(cells)} |")
@@ -104,9 +104,10 @@ def table(folder: Path) -> list[str]:
     rows += ["| minus | largest b | largest b, relative to filters |", "| --- | ---: | ---: |"]
     own = {m: values(lines, "NVRM-Adam", m) for m in MEASURES}
     for name in COMPARED:
-        if "NVRM" not in name and values(lines, name, "b"):
+        found = {m: values(lines, name, m) for m in MEASURES}
+        if "NVRM" not in name and found["b"]:
             cells = tuple(
-                difference([own[m][s] - x for s, x in values(lines, name, m).items()], digits)
+                difference([own[m][s] - x for s, x in found[m].items() if s in own[m]], digits)
                 for m, digits in (("b", 4), ("relative_b", 3))
             )
             rows.append(f"| {name} | {' | '.join(cells)} |")

@@ -24,9 +24,10 @@ def test_table_pairs_methods_by_seed(tmp_path):
         results.add(line("Adam", seed, 0.05 + 0.01 * seed))
         results.add(line("NVRM-Adam", seed, 0.08 + 0.02 * seed))
     results.add(line("SAM", 0, 0.06))
+    results.add(line("SAM", 7, 0.06))
     text = "\n".join(flatness.table(tmp_path))
     assert "| Adam | 1 × | 2 | 0.0550 ± 0.0071 | 0.550 ± 0.071 | 100.0 ± 0.0 % | 95.0" in text
-    assert "| SAM | 2 × | 1 | 0.0600 | 0.600 |" in text
+    assert "| SAM | 2 × | 2 | 0.0600 ± 0.0000 | 0.600 ± 0.000 |" in text
     assert "| SAM | +0.0200 | +0.200 |" in text
     assert "| Adam | +0.0350 (" in text
     assert "dropout" not in text
