@@ -254,9 +254,19 @@ def largest_b() -> list[str]:
 
 
 def variability_cost() -> list[str]:
-    rows = ["| network | neuvar | your own loop |", "| --- | ---: | ---: |"]
-    for title, case in json.loads((RESULTS / "variability.json").read_text())["cases"].items():
-        ratios = (case["ratios"][name] for name in ("ours", "loop"))
+    return cost_ratios("variability", {"ours": "neuvar", "loop": "your own loop"})
+
+
+def prediction_cost() -> list[str]:
+    loops = {"one by one": "one draw at a time", "loop": "a loop over noisy copies"}
+    return cost_ratios("predicting", {"ours": "`neuvar.predict`", **loops})
+
+
+def cost_ratios(benchmark: str, columns: dict[str, str]) -> list[str]:
+    """Times relative to plain passes, with quartiles."""
+    rows = [f"| network | {' | '.join(columns.values())} |", "| --- |" + " ---: |" * len(columns)]
+    for title, case in json.loads((RESULTS / f"{benchmark}.json").read_text())["cases"].items():
+        ratios = (case["ratios"][name] for name in columns)
         cells = (f"{r['median']:.2f} ({r['low']:.2f}–{r['high']:.2f})" for r in ratios)
         rows.append(f"| {title} | {' | '.join(cells)} |")
     return rows
@@ -396,6 +406,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "flatness_methods": flatness_methods,
     "largest_b": largest_b,
     "variability_cost": variability_cost,
+    "prediction_cost": prediction_cost,
     "penalties": penalties,
     "adam_forgets": adam_forgets,
     "auto": auto,
