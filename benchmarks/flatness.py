@@ -13,16 +13,14 @@ divided by ten. One line per run in results/flatness_methods.jsonl; finished run
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn.functional import cross_entropy
 
-from moved_weights import METHODS, Line, chosen, images, key, train
+from moved_weights import METHODS, Line, arguments, chosen, images, key, run_missing, train
 from neuvar import largest_b
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
@@ -115,17 +113,9 @@ def table(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = arguments(__doc__)
     results = Results(options.results / "flatness_methods.jsonl")
-    for run in () if options.table else runs(options.results):
-        if results.recorded(key(run)) is None:
-            line = run_one(run)
-            results.add(line)
-            print(run["method"], run["seed"], line["last"], line["seconds"], flush=True)
+    run_missing(results, () if options.table else runs(options.results), run_one)
     print("\n".join(table(options.results)))
 
 

@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -343,24 +343,30 @@ def cell(accuracies: Sequence[float], setting: Setting) -> str:
 percent = partial(spread, digits=1, factor=100)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def arguments(description: str) -> argparse.Namespace:
+    """The command line of this benchmark and of those that train as it does."""
+    parser = argparse.ArgumentParser(description=description.split("\n", maxsplit=1)[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def run_missing(results: Results, runs: Iterable[Line], run: Callable[[Line], Line]) -> None:
+    """Run what has no result yet."""
+    for one in runs:
+        if results.recorded(key(one)) is None:
+            line = run(one)
+            results.add(line)
+            print(*one.values(), line["status"], line["last"], line["seconds"], flush=True)
+
+
+def main() -> None:
+    options = arguments(__doc__)
     results = Results(options.results / "moved_weights.jsonl")
-
-    def run_missing(runs: Iterator[dict[str, Any]]) -> None:
-        for run in runs:
-            if results.recorded(key(run)) is None:
-                line = run_one(run)
-                results.add(line)
-                print(*run.values(), line["status"], line["last"], line["seconds"], flush=True)
-
     if not options.table:
-        run_missing(choice_runs())
-        run_missing(reported_runs(list(results.lines().values())))
+        run_missing(results, choice_runs(), run_one)
+        run_missing(results, reported_runs(list(results.lines().values())), run_one)
     text = "\n".join(table(list(results.lines().values()))) + "\n"
     (options.results / "moved_weights.md").write_text(text)
     print(text)

@@ -13,12 +13,10 @@ line per run in results/quantized.jsonl; tools/write_tables.py puts the tables i
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,18 @@ from torch.nn.functional import cross_entropy
 
 import moved_weights
 import neuvar
-from moved_weights import BATCH, EPOCHS, LR, RESULTS, Data, Line, Setting, key, percent
+from moved_weights import (
+    BATCH,
+    EPOCHS,
+    LR,
+    Data,
+    Line,
+    Setting,
+    arguments,
+    key,
+    percent,
+    run_missing,
+)
 from neuvar import measures
 from neuvar.engine import Results
 from neuvar.engine.job import provenance
@@ -226,19 +235,11 @@ def _change(changes: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = arguments(__doc__)
     results = Results(options.results / "quantized.jsonl")
     # All methods with the first seed, then with the second: the table is fair at any time.
     runs = [{"method": name, "seed": seed} for seed in range(SEEDS) for name in METHODS]
-    for run in [] if options.table else runs:
-        if results.recorded(key(run)) is None:
-            line = run_one(run)
-            results.add(line)
-            print(*run.values(), line["status"], line["last"], line["seconds"], flush=True)
+    run_missing(results, [] if options.table else runs, run_one)
     print("\n".join(table(list(results.lines().values()))))
 
 

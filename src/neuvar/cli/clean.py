@@ -192,10 +192,10 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     if options.decisions:
         if options.export or options.top is not None:
             name = "--export" if options.export else "--top"
-            raise ValueError(
-                f"{name} must not be given with --decisions; without training again, use "
-                f"--probabilities {options.out / 'probabilities.npz'} --overwrite {name}"
-            )
+            file = options.out / "probabilities.npz"
+            again = f"without training again, use --probabilities {file} --overwrite {name}"
+            hint = again if file.exists() else "run the command again without --decisions"
+            raise ValueError(f"{name} must not be given with --decisions; {hint}")
         scoring = ("replace_at", "probabilities", "embeddings", "duplicates")
         refuse("with --decisions", *scoring, "overwrite", *training)
     if options.probabilities:
